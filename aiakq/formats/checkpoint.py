@@ -59,6 +59,7 @@ class Checkpoint:
     unread     the remark about files of weights that are not read; empty if there are none.
     mapped     whether tensors of safetensors files are memory-mapped: loading is a tenth faster, but truncating a
                shard in the meantime kills the process with SIGBUS.
+    threads    threads that read a tensor of a file that is not mapped.
     """
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
@@ -68,6 +69,7 @@ class Checkpoint:
         self.remarks: list[str] = []
         self.unread = ""
         self.mapped = False
+        self.threads = 1
         self._mappings: dict[str, Any] = {}
         self._streams: dict[str, BinaryIO] = {}
         self._layouts: dict[str, str] = {}
@@ -200,7 +202,7 @@ class Checkpoint:
             tensor: Tensor = mapping.get_tensor(name)
         else:
             stream = self._streams.get(info.file) or self._open(info.file)
-            tensor = read_tensor(stream, info)
+            tensor = read_tensor(stream, info, self.threads)
             self._check_unchanged(info.file, stream.fileno())
         return tensor
 

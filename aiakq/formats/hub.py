@@ -1,4 +1,4 @@
-"""Resolution of model names to local folders, downloading from the Hugging Face Hub if necessary."""
+"""Resolution of model names to local folders, fetched from the Hugging Face Hub or object storage if necessary."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.formats import object_storage
 from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY
 from aiakq.formats.shards import has_torch_files, variant_of
 from aiakq.system.network import answers
@@ -19,6 +20,7 @@ _OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 #: Weights; torch's own files only for repositories without safetensors, or if requested.
 _SAFETENSORS = ["*.safetensors"]
 _TORCH = ["pytorch_model*.bin"]
+_KINDS: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _TORCH}
 #: Folders of sentence-transformers' modules, which are small, and their files.
 _MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
@@ -35,9 +37,9 @@ announce: Callable[[str], None] = _silent
 
 
 def check_model_name(name: str) -> None:
-    """Raise ``model_is_file`` or ``model_missing`` for what is neither a folder nor could be a name on the hub."""
+    """Raise ``model_is_file`` or ``model_missing`` for what is no folder, no URL and no possible name on the hub."""
     path = Path(name).expanduser()
-    if name.strip() and os.path.isdir(path):
+    if object_storage.is_url(name) or (name.strip() and os.path.isdir(path)):
         return
     if os.path.isfile(path):
         kind, hint = _kind_of_file(path)
@@ -77,18 +79,21 @@ def resolve_model(
     ignore: Sequence[str] = (),
     token: str | None = None,
 ) -> Path:
-    """Return the folder of a model: the local one, else a snapshot downloaded from the hub.
+    """Return the folder of a model: the local one, else a snapshot downloaded from object storage or the hub.
 
     cache    download folder; the hub client's own if None.
     weights  kind of weights to download, as for ``Checkpoint.open``, or none.
     ignore   patterns of files not to download.
     token    access token; None: the hub client's own, if any; empty: the hub client's own, which must exist.
 
-    Raises what ``check_model_name`` raises, and ``model_hub`` if the hub does not deliver it.
+    Raises what ``check_model_name`` raises, ``option_conflict`` for a revision in object storage, and ``model_hub`` or
+    ``model_storage`` if they do not deliver it.
     """
     name = str(name_or_path)
     path = Path(name_or_path).expanduser()
     check_model_name(name)
+    if object_storage.is_url(name):
+        return _from_object_storage(name, revision, cache, weights, ignore)
     if os.path.isdir(path):  # unlike path.is_dir, accepts names of any length
         return path
     import huggingface_hub
@@ -120,6 +125,23 @@ def resolve_model(
         reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
         raise error("model_hub", name=name, reason=reason) from problem
     return Path(folder)
+
+
+def _from_object_storage(
+    url: str, revision: str | None, cache: str | None, weights: str, ignore: Sequence[str]
+) -> Path:
+    """Return the folder of a model that ``url`` names; see ``resolve_model``."""
+    if revision is not None:
+        raise error(
+            "option_conflict",
+            option="--revision",
+            other=f"the model {url}",
+            reason="object storage has no revisions",
+            hint="Leave --revision out.",
+        )
+    announce(f"Fetching {url}.")
+    patterns = [*_patterns_of(weights, object_storage.names(url)), *_OTHER_FILES]
+    return object_storage.fetch(url, cache, patterns, ignore)
 
 
 def hub_answers() -> bool:
@@ -160,9 +182,8 @@ def _files_in_folders(folder: Path) -> list[str]:
 
 def _weight_patterns(name: str, revision: str | None, weights: str, token: str | bool | None) -> list[str]:
     """Return the patterns of the weight files to download from a repository."""
-    known: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _TORCH}
-    if weights in known:
-        return known[weights]
+    if weights in _KINDS:
+        return _KINDS[weights]
     import huggingface_hub
 
     try:
@@ -170,7 +191,13 @@ def _weight_patterns(name: str, revision: str | None, weights: str, token: str |
     except Exception:
         # Offline or unreachable: use the cache, and let the download report the error.
         return _SAFETENSORS + (_TORCH if huggingface_hub.constants.HF_HUB_OFFLINE else [])
-    files = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
+    return _patterns_of(weights, [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename])
+
+
+def _patterns_of(weights: str, files: Sequence[str]) -> list[str]:
+    """Return the patterns of the weight files to download, where ``files`` are the names of all files."""
+    if weights in _KINDS:
+        return _KINDS[weights]
     safetensors = [file for file in files if file.endswith(".safetensors")]
     if all(map(variant_of, safetensors)) and has_torch_files(files):  # the local folder is read like this, too
         return _TORCH

@@ -136,8 +136,8 @@ def weights_for(config: EngineConfig, collective: Collective | None = None) -> C
 def open_weights(config: EngineConfig, collective: Collective | None = None) -> CheckpointWeights:
     """Open the checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
     load = config.load
-    checkpoint = Checkpoint.open(load.path, load.load_format, load.ignore_patterns, config.model.raw)
-    checkpoint.mapped = load.mapped
+    checkpoint = Checkpoint.open(load.path, load.weights, load.ignore_patterns, config.model.raw)
+    checkpoint.mapped, checkpoint.threads = load.mapped, load.read_threads
     may_dequantize = _may_dequantize(config, checkpoint)
     weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective))
     if _is_decoded_on_gpu(config):
