@@ -128,7 +128,8 @@ def unpack(packed: Tensor) -> Tensor:
 def powers(stored: Tensor, suffix: str, name: str) -> Tensor:
     """Return the scales bfloat16, which holds them exactly, of bits [N, ng] of e8m0. Raises ``not_finite`` for NaN."""
     exponents = stored.contiguous().view(torch.uint8).to(torch.int32)
-    finite(torch.where(exponents == 255, torch.nan, 0.0), suffix, name)
+    if not stored.is_meta:
+        finite(torch.where(exponents == 255, torch.nan, 0.0), suffix, name)
     return power_of_two(exponents).to(torch.bfloat16)
 
 
