@@ -89,7 +89,9 @@ APPLIED: Mapping[str, Collection[str]] = {
         "quant_method activation_scheme fmt expert_dtype scale_fmt weight_block_size ignored_layers".split()
     ),
     "fbgemm_fp8": {"quant_method", "activation_scale_ub"},
-    "modelopt": frozenset("quant_method quant_algo quantization producer exclude_modules config_groups".split()),
+    "modelopt": frozenset(
+        "quant_method quant_algo quantization quantized_layers producer exclude_modules group_size config_groups".split()
+    ),
 }
 #: Keys that ``layer_override`` applies.
 OVERRIDE = _BITS | {"desc_act", "pack_dtype"}
