@@ -31,7 +31,7 @@ _NAME = re.compile(
 
 
 def family_of(keys: Keys) -> Family:
-    """Return the family of a file. Raises ``format_unsupported`` for an unknown architecture, or another kind of file."""
+    """Return the family of a file. Raises ``format_unsupported`` for another architecture, or a file of another kind."""
     kind = keys.values.get("general.type", "model")
     if kind != "model":
         raise unsupported(f"{keys.file} holds no model: its general.type is {kind!r:.40}")

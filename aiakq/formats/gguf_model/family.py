@@ -1,4 +1,4 @@
-"""Family: what one architecture of llama.cpp is called in a Hugging Face checkpoint, and the settings that all share."""
+"""Family: what an architecture of llama.cpp is called in a Hugging Face checkpoint, and the settings that all share."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _rotary(model: Model, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def per_layer_windows(model: Model, config: Mapping[str, Any], period: int) -> dict[str, Any]:
-    """Return sliding_window and layer_types: a window in all but every ``period``-th layer, unless the file says else."""
+    """Return sliding_window and layer_types: windows in all but every ``period``-th layer, unless the file lists them."""
     keys, layers = model.keys, config["num_hidden_layers"]
     window = keys.integer("attention.sliding_window", None, low=0)
     pattern = keys.get(keys.full("attention.sliding_window_pattern"))

@@ -63,6 +63,12 @@ class Rule(Protocol):
         """Yield names in the checkpoint and their sources."""
 
 
+def _check_rows(stored: Stored, rows: int) -> None:
+    """Raise ValueError if the tensor has another number of rows."""
+    if stored.shape[0] != rows:
+        raise ValueError(f"{stored.shape[0]} rows, not {rows}")
+
+
 @dataclass(frozen=True)
 class Plain:
     """A tensor that is stored as it is."""
@@ -103,6 +109,7 @@ class Queries:
 
     def sources(self, stored: Stored) -> Iterator[Named]:
         heads = self.heads(stored)
+        _check_rows(stored, stored.shape[0] // heads * heads)
         yield (
             f"{self.name}.{stored.suffix}",
             rows_of(stored.name, interleaved_heads(heads, stored.shape[0] // heads)),
@@ -127,6 +134,7 @@ class SplitQKV:
 
     def sources(self, stored: Stored) -> Iterator[Named]:
         heads, kv_heads, width = stored.size("num_attention_heads"), stored.kv_heads, stored.head_dim
+        _check_rows(stored, (heads + 2 * kv_heads) * width)
         start = 0
         for name, count in ((self.query, heads), (self.key, kv_heads), (self.value, kv_heads)):
             rows: Tensor | slice = slice(start, start + count * width)
@@ -147,6 +155,7 @@ class GroupedQKV:
         heads, width = stored.size("num_attention_heads", "n_head"), stored.head_dim
         groups = heads if self.by_head else stored.kv_heads
         rows = parted_heads((heads // groups * width, width, width), groups)
+        _check_rows(stored, len(rows))
         yield f"{self.name}.{stored.suffix}", rows_of(stored.name, rows)
 
 
@@ -159,6 +168,7 @@ class Halves:
 
     def sources(self, stored: Stored) -> Iterator[Named]:
         half = stored.shape[0] // 2
+        _check_rows(stored, 2 * half)
         yield f"{self.first}.{stored.suffix}", rows_of(stored.name, slice(0, half))
         yield f"{self.last}.{stored.suffix}", rows_of(stored.name, slice(half, 2 * half))
 

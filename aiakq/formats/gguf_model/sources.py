@@ -1,8 +1,8 @@
 """TensorSource: where a tensor of a Hugging Face checkpoint is in a GGUF file, and how it is stored there.
 
-llama.cpp's converter changes some tensors: it permutes the rows of queries and keys in families with interleaved rotary
-embedding, adds 1 to Gemma's norms, stacks experts, transposes the matrices of GPT-2. A source undoes that. As long as it
-only picks and orders rows, it applies to quantized blocks, too, which lie along rows.
+llama.cpp's converter changes some tensors: it permutes the rows of queries and keys in families with interleaved
+rotary embedding, adds 1 to Gemma's norms, stacks experts, transposes the matrices of GPT-2. A source undoes that. As
+long as it only picks and orders rows, it applies to quantized blocks, too, which lie along rows.
 """
 
 from __future__ import annotations
