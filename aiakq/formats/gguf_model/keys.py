@@ -150,6 +150,10 @@ class Keys:
             if not known and not _HARMLESS.fullmatch(key):
                 yield key
 
+    def unread_tokenizer(self) -> Iterator[str]:
+        """Yield the keys of the tokenizer that were not read."""
+        return (key for key in self.values if key.startswith("tokenizer.") and key not in self._read)
+
     def check_all_read(self) -> None:
         """Raise ``format_unsupported`` for a key that was not read, by name."""
         for key in self.unread():
