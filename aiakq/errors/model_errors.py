@@ -153,6 +153,11 @@ FOLDER_ERRORS = {
         "with integers or FP8, and the formats of installed plugins. Quantize the original model with aiakq quantize, "
         "or take a release in one of them.",
     ),
+    "gguf_unsupported": ErrorKind(
+        "This GGUF file is not supported: {reason}.",
+        "Take the Hugging Face model that it was made from, or another release of it: GPTQ, AWQ, FP8 or "
+        "compressed-tensors.",
+    ),
     "quantization_mismatch": ErrorKind(
         "--quantization is {wanted}, but the checkpoint contains {found}.",
         "Leave out --quantization to use the checkpoint's method.",

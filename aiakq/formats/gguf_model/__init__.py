@@ -14,10 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from aiakq.errors import error
-from aiakq.formats.config_values import unsupported
 from aiakq.formats.gguf_model.dense import DENSE
 from aiakq.formats.gguf_model.family import Family, Model, Shapes, Table, common_config
-from aiakq.formats.gguf_model.keys import Keys
+from aiakq.formats.gguf_model.keys import Keys, unsupported
 from aiakq.formats.gguf_model.rules import Plain, Rule, Stored
 from aiakq.formats.gguf_model.sources import TensorSource
 from aiakq.formats.gguf_model.sparse import SPARSE
@@ -31,7 +30,7 @@ _NAME = re.compile(
 
 
 def family_of(keys: Keys) -> Family:
-    """Return the family of a file. Raises ``format_unsupported`` for another architecture, or a file of another kind."""
+    """Return the family of a file. Raises ``gguf_unsupported`` for an unknown one, or a file of another kind."""
     kind = keys.values.get("general.type", "model")
     if kind != "model":
         raise unsupported(f"{keys.file} holds no model: its general.type is {kind!r:.40}")
@@ -49,7 +48,7 @@ def config_of(keys: Keys, shapes: Shapes, read: Callable[[str], Tensor]) -> dict
     shapes  tensor of the file -> shape, as torch orders it.
     read    returns a tensor of the file as floats; called for factors of rotary embedding only.
 
-    Raises ``model_malformed``, and ``format_unsupported`` for a family or a setting that cannot be computed exactly, or
+    Raises ``model_malformed``, and ``gguf_unsupported`` for a family or a setting that cannot be computed exactly, or
     a key that is unknown.
     """
     family, model = family_of(keys), Model(keys, shapes, read)
@@ -62,7 +61,7 @@ def config_of(keys: Keys, shapes: Shapes, read: Callable[[str], Tensor]) -> dict
 def tensor_names(config: Mapping[str, Any], keys: Keys, shapes: Shapes) -> dict[str, TensorSource]:
     """Return name in the Hugging Face checkpoint -> where and how the file stores the tensor.
 
-    Raises ``format_unsupported`` for a tensor of the file that the family does not have, by name, and
+    Raises ``gguf_unsupported`` for a tensor of the file that the family does not have, by name, and
     ``model_malformed`` for one with another shape.
     """
     family = family_of(keys)

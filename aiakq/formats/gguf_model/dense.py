@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.formats.config_values import unsupported
 from aiakq.formats.gguf_model.family import Family, Model, Table, per_layer_windows
+from aiakq.formats.gguf_model.keys import unsupported
 from aiakq.formats.gguf_model.rules import (
     GroupedQKV,
     Keys,
@@ -127,13 +127,14 @@ def gemma2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
 def gemma3(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     """Gemma 3, the text model."""
     keys = model.keys
+    local = {"rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0)}
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "final_logit_softcapping": keys.number("final_logit_softcapping", None) or None,
         "query_pre_attn_scalar": _query_scalar(model, config, 62),
         "rope_theta": keys.number("rope.freq_base", 1000000.0),
-        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0),
-        **per_layer_windows(model, config, 6),
+        **local,
+        **per_layer_windows(model, config | local, 6),
     }
 
 
@@ -264,7 +265,7 @@ def minicpm(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def baichuan(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
-    """Baichuan of 7 billion parameters, which Llama computes. Raises ``format_unsupported`` for that of 13."""
+    """Baichuan of 7 billion parameters, which Llama computes. Raises ``gguf_unsupported`` for that of 13."""
     if config["num_hidden_layers"] != 32 or model.keys.number("attention.max_alibi_bias", 0.0):
         raise unsupported("a Baichuan of 13 billion parameters, whose positions use ALiBi")
     return {}

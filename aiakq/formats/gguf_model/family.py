@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aiakq.formats.config_values import unsupported
-from aiakq.formats.gguf_model.keys import Keys
+from aiakq.formats.gguf_model.keys import Keys, unsupported
 from aiakq.formats.gguf_model.rope import rope_scaling
 from aiakq.formats.gguf_model.rules import Rule
 
@@ -54,6 +53,7 @@ class Family:
     epsilon       name of the epsilon of norms.
     sizes         names of the sizes, where they are not Llama's.
     rotary        whether it has rotary embedding.
+    latent        whether keys and values are latents, so that only a part of each head is rotated, and has its own name.
     """
 
     architecture: str
@@ -65,6 +65,7 @@ class Family:
     epsilon: str = "rms_norm_eps"
     sizes: Mapping[str, str] = field(default_factory=dict)
     rotary: bool = True
+    latent: bool = False
 
 
 def common_config(family: Family, model: Model) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def common_config(family: Family, model: Model) -> dict[str, Any]:
     keys.fixed("attention.causal", True)
     _check_experts(family, model)
     if family.rotary:
-        config |= _rotary(model, config)
+        config |= _rotary(family, model, config)
     return config
 
 
@@ -102,7 +103,7 @@ def _vocab_size(model: Model) -> int:
 
 
 def _check_experts(family: Family, model: Model) -> None:
-    """Raise ``format_unsupported`` for experts in a family whose tables have none."""
+    """Raise ``gguf_unsupported`` for experts in a family whose tables have none."""
     count = model.keys.integer("expert_count", 0, low=0)
     named = any("exp" in name or "gate_inp" in name for name in family.block)
     if count and not named:
@@ -111,11 +112,13 @@ def _check_experts(family: Family, model: Model) -> None:
         )
 
 
-def _rotary(model: Model, config: Mapping[str, Any]) -> dict[str, Any]:
+def _rotary(family: Family, model: Model, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary parameters, and the size of heads."""
     keys = model.keys
     head_dim = keys.integer("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
-    if keys.integer("attention.value_length", head_dim) != head_dim:
+    if family.latent:
+        head_dim = keys.integer("rope.dimension_count")
+    elif keys.integer("attention.value_length", head_dim) != head_dim:
         raise unsupported(f"{keys.full('attention.value_length')} differs from {keys.full('attention.key_length')}")
     dim = keys.integer("rope.dimension_count", head_dim)
     found: dict[str, Any] = {"head_dim": head_dim, "rope_theta": keys.number("rope.freq_base", 10000.0)}
@@ -136,11 +139,15 @@ def _rotary(model: Model, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def per_layer_windows(model: Model, config: Mapping[str, Any], period: int) -> dict[str, Any]:
-    """Return sliding_window and layer_types: windows in all but every ``period``-th layer, unless the file lists them."""
+    """Return sliding_window and layer_types: windows except in every ``period``-th layer, unless the file says more.
+
+    Raises ``gguf_unsupported`` for a rotary base that the layers with windows do not share.
+    """
     keys, layers = model.keys, config["num_hidden_layers"]
+    if "rope_local_base_freq" not in config:
+        keys.fixed("rope.freq_base_swa", config["rope_theta"])
     window = keys.integer("attention.sliding_window", None, low=0)
-    pattern = keys.get(keys.full("attention.sliding_window_pattern"))
-    if isinstance(pattern, list):
+    if isinstance(keys.values.get(keys.full("attention.sliding_window_pattern")), list):
         windowed = [bool(each) for each in keys.each_layer("attention.sliding_window_pattern", layers) or []]
     else:
         period = keys.integer("attention.sliding_window_pattern", period)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.config_values import unsupported
 
 #: Keys outside the namespaces of the model and its tokenizer: a description of the file, and how it was made.
 _HARMLESS = re.compile(
@@ -24,6 +23,13 @@ _HARMLESS = re.compile(
     r"|quantization_version|alignment|sampling\..+)"
     r"|split\.(no|count|tensors\.count)|quantize\.imatrix\..+|GGUF\..+|[a-z_]*imatrix[a-z_.]*|mradermacher\..+"
 )
+
+
+def unsupported(reason: str) -> AiakqError:
+    """Return a ``gguf_unsupported`` error."""
+    return error("gguf_unsupported", reason=reason)
+
+
 _MISSING = object()
 #: Longest name that is shown.
 _SHOWN = 80
@@ -132,7 +138,7 @@ class Keys:
         return value[:layers]
 
     def fixed(self, name: str, *allowed: object) -> None:
-        """Raise ``format_unsupported`` unless the key is missing or has one of the values ``allowed``."""
+        """Raise ``gguf_unsupported`` unless the key is missing or has one of the values ``allowed``."""
         value = self.get(self.full(name))
         if value is not None and not any(value == each for each in allowed):
             raise unsupported(f"{self.full(name)} is {value!r:.60}, which aiakq does not compute")
@@ -146,7 +152,7 @@ class Keys:
     def unread(self, harmless: Collection[str] = ()) -> Iterator[str]:
         """Yield the keys that were not read and are not known to be harmless, except those of the tokenizer."""
         for key in self.values:
-            known = key in self._read or key in harmless or key.startswith("tokenizer.")
+            known = key in self._read or key in harmless or key.startswith(("tokenizer.", "general.sampling."))
             if not known and not _HARMLESS.fullmatch(key):
                 yield key
 
@@ -155,7 +161,7 @@ class Keys:
         return (key for key in self.values if key.startswith("tokenizer.") and key not in self._read)
 
     def check_all_read(self) -> None:
-        """Raise ``format_unsupported`` for a key that was not read, by name."""
+        """Raise ``gguf_unsupported`` for a key that was not read, by name."""
         for key in self.unread():
             value = self.values[key]
             reason = f"{self.file} has the key {key[:_SHOWN]!r} ({value!r:.60}), which may change the results"

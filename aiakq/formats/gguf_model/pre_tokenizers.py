@@ -8,7 +8,7 @@ expressions are not known exactly are left out: such files are refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 _BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -52,7 +52,6 @@ class PreTokenizer:
     normalizer: str = ""
     ignore_merges: bool = False
     add_bos: bool = False
-    also: tuple[str, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return ``pre_tokenizer`` of tokenizer.json."""
@@ -82,10 +81,9 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mellum"), PreTokenizer()),
     **dict.fromkeys(("mpt", "olmo"), PreTokenizer(normalizer="NFC")),
     **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "pixtral"),
+        ("llama-bpe", "llama3", "llama-v3"),
         PreTokenizer(_LLAMA3_STEPS, ignore_merges=True, add_bos=True),
     ),
-    **dict.fromkeys(("falcon3", "lfm2"), PreTokenizer(_LLAMA3_STEPS, ignore_merges=True, add_bos=True)),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer(_LLAMA3_STEPS)),
     "glm4": PreTokenizer(_LLAMA3_STEPS, ignore_merges=True),
     **dict.fromkeys(("qwen2", "stablelm2"), PreTokenizer((*_split(_QWEN2), _BYTES), normalizer="NFC")),

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.formats.config_values import unsupported
-from aiakq.formats.gguf_model.keys import Keys, shortest
+from aiakq.formats.gguf_model.keys import Keys, shortest, unsupported
 
 #: low_freq_factor, high_freq_factor and original_max_position_embeddings that models with Llama 3's scaling have.
 _LLAMA3 = ((1.0, 4.0, 8192), (1.0, 4.0, 4096), (1.0, 1.0, 8192), (1.0, 4.0, 16384), (1.0, 4.0, 2048), (1.0, 4.0, 32))
@@ -29,7 +28,7 @@ def rope_scaling(keys: Keys, shapes: Mapping[str, tuple[int, ...]], read: Read, 
     context  context length.
     dim      number of elements of a head that are rotated.
 
-    Raises ``format_unsupported`` for scaling that config.json cannot express.
+    Raises ``gguf_unsupported`` for scaling that config.json cannot express.
     """
     keys.ignore("rope.scaling.finetuned")
     keys.fixed("rope.scaling.yarn_ext_factor", 1.0)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.formats.config_values import unsupported
 from aiakq.formats.gguf_model.dense import (
     HEAD_NORMS,
     LLAMA_PERMUTED,
@@ -22,6 +21,7 @@ from aiakq.formats.gguf_model.dense import (
     llama,
 )
 from aiakq.formats.gguf_model.family import Family, Model, Table, per_layer_windows
+from aiakq.formats.gguf_model.keys import unsupported
 from aiakq.formats.gguf_model.rules import (
     Bare,
     Combined,
@@ -128,7 +128,7 @@ def olmoe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def granite_moe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
-    """Granite with experts. Raises ``format_unsupported`` for shared ones."""
+    """Granite with experts. Raises ``gguf_unsupported`` for shared ones."""
     if model.keys.integer("expert_shared_feed_forward_length", 0, low=0):
         raise unsupported("a GGUF file of a Granite with shared experts")
     count, used = _experts(model)
@@ -184,6 +184,7 @@ def deepseek2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     newer = _scoring(model, 1) == "sigmoid"
     found = {
         "num_key_value_heads": config["num_attention_heads"],
+        "head_dim": None,
         "kv_lora_rank": rank,
         "q_lora_rank": keys.integer("attention.q_lora_rank", None, low=0) or None,
         "qk_rope_head_dim": dim,
@@ -246,12 +247,13 @@ def transposed(parts: Any) -> Tensor:
 
 
 def llama4(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
-    """Llama 4, the text model. Raises ``format_unsupported`` for models without experts."""
+    """Llama 4, the text model. Raises ``gguf_unsupported`` for models without experts."""
     keys = model.keys
     keys.fixed("attention.sliding_window", 8192)
     keys.fixed("attention.chunk_size", 8192)
     count, used = _experts(model)
     step = keys.integer("interleave_moe_layer_step")
+    rotated = [(layer + 1) % 4 != 0 for layer in range(config["num_hidden_layers"])]
     return {
         "intermediate_size": keys.integer("expert_feed_forward_length"),
         "intermediate_size_mlp": config["intermediate_size"],
@@ -263,7 +265,8 @@ def llama4(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
         "floor_scale": 8192.0,
         "attn_scale": 0.1,
         "use_qk_norm": count != 128,
-        "no_rope_layer_interval": 4,
+        "no_rope_layers": [int(each) for each in rotated],
+        "layer_types": ["chunked_attention" if each else "full_attention" for each in rotated],
         "attention_bias": attention_biases(model, config)["attention_bias"],
     }
 
@@ -341,6 +344,7 @@ SPARSE: dict[str, Family] = {
         },
         OUTER,
         deepseek2,
+        latent=True,
     ),
     "gpt-oss": Family(
         "GptOssForCausalLM",

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.formats.config_values import unsupported
-from aiakq.formats.gguf_model.keys import Keys
+from aiakq.formats.gguf_model.keys import Keys, unsupported
 from aiakq.formats.gguf_model.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from aiakq.formats.gguf_model.vocabulary import (
     BYTE,
@@ -33,7 +32,7 @@ _KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 def tokenizer_files(keys: Keys) -> dict[str, dict[str, Any]]:
     """Return the contents of tokenizer.json, tokenizer_config.json and generation_config.json, by name.
 
-    Raises ``model_malformed``, and ``format_unsupported`` for a tokenizer that is not known exactly.
+    Raises ``model_malformed``, and ``gguf_unsupported`` for a tokenizer that is not known exactly.
     """
     vocabulary = Vocabulary.of(keys)
     pre = _pre_tokenizer(vocabulary) if vocabulary.model == "gpt2" else None
@@ -53,14 +52,13 @@ def tokenizer_files(keys: Keys) -> dict[str, dict[str, Any]]:
 
 def special_ids(keys: Keys) -> dict[str, int]:
     """Return bos_token_id, eos_token_id and pad_token_id of config.json, as far as there are such."""
-    vocabulary = Vocabulary.of(keys)
     names = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
-    found = {hf: vocabulary.special(name) for name, hf in names.items()}
-    return {name: id for name, id in found.items() if id is not None}
+    found = {hf: keys.get(f"tokenizer.ggml.{name}_token_id") for name, hf in names.items()}
+    return {name: id for name, id in found.items() if type(id) is int and 0 <= id < 2**31}
 
 
 def chat_templates(keys: Keys) -> str | list[dict[str, str]] | None:
-    """Return ``chat_template`` of tokenizer_config.json: a template, or a list of named ones. Raises ``model_malformed``."""
+    """Return ``chat_template`` of tokenizer_config.json, or a list of named ones. Raises ``model_malformed``."""
     main = keys.text("tokenizer.chat_template")
     names = keys.array("tokenizer.chat_templates", str, "names") or []
     named = {name: keys.text(f"tokenizer.chat_template.{name}") for name in names}
@@ -77,12 +75,8 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
         name = "gpt-2" if vocabulary.keys.architecture == "gpt2" else "starcoder"
     pre = PRE_TOKENIZERS.get(name or "")
     if pre is None:
-        named = f"the pre-tokenizer {name!r:.40}" if name else "a tokenizer.ggml.model gpt2, but no tokenizer.ggml.pre"
-        known = ", ".join(sorted(PRE_TOKENIZERS))
-        reason = (
-            f"a GGUF file with {named} (known ones: {known}); name a folder that has its tokenizer with --tokenizer"
-        )
-        raise unsupported(reason)
+        named = f"with the pre-tokenizer {name!r:.40}" if name else "without tokenizer.ggml.pre"
+        raise unsupported(no_tokenizer(f"{named} (known ones: {', '.join(sorted(PRE_TOKENIZERS))})"))
     return pre
 
 
@@ -113,9 +107,8 @@ def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
     if not vocabulary.scores:
         raise keys.malformed("tokenizer.ggml.scores", None, "a list of numbers")
     if keys.text("tokenizer.ggml.pre", "default") not in ("default", "llama-spm"):
-        raise unsupported(
-            f"a GGUF file with the pre-tokenizer {keys.text('tokenizer.ggml.pre')!r:.40} for SentencePiece"
-        )
+        named = keys.text("tokenizer.ggml.pre")
+        raise unsupported(no_tokenizer(f"of SentencePiece with the pre-tokenizer {named!r:.40}"))
     prefix = vocabulary.switch("add_space_prefix") is not False
     ids = {token.replace(" ", _SPACE) if _is_spaces(token) else token: id for token, id in vocabulary.ids.items()}
     unknown = next((token for token, id in vocabulary.ids.items() if vocabulary.kinds[id] == UNKNOWN), None)

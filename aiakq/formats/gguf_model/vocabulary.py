@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.formats.config_values import unsupported
-from aiakq.formats.gguf_model.keys import Keys
+from aiakq.formats.gguf_model.keys import Keys, unsupported
 
 #: Kinds of tokens in ``tokenizer.ggml.token_type``.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -58,12 +57,12 @@ class Vocabulary:
 
     @staticmethod
     def of(keys: Keys) -> Vocabulary:
-        """Read it. Raises ``model_malformed`` for lists of wrong types or lengths, ``format_unsupported`` for another
+        """Read it. Raises ``model_malformed`` for lists of wrong types or lengths, ``gguf_unsupported`` for another
         kind of tokenizer.
         """
         model = keys.text(_PREFIX + "model")
         if model not in ("gpt2", "llama"):
-            raise unsupported(_no_tokenizer(f"of the kind {model!r:.40}" if model else "without tokenizer.ggml.model"))
+            raise unsupported(no_tokenizer(f"of the kind {model!r:.40}" if model else "without tokenizer.ggml.model"))
         tokens = keys.array(_PREFIX + "tokens", str, "strings")
         if not tokens:
             raise keys.malformed(_PREFIX + "tokens", tokens, "a list of strings")
@@ -105,15 +104,16 @@ class Vocabulary:
         return list(dict.fromkeys(id for id in named if id is not None))
 
     def check_all_read(self) -> None:
-        """Raise ``format_unsupported`` for a key of the tokenizer that nothing read and that may change ids."""
+        """Raise ``gguf_unsupported`` for a key of the tokenizer that nothing read and that may change ids."""
         for key in _HARMLESS:
             self.keys.get(key)
         for key in self.keys.unread_tokenizer():
-            raise unsupported(_no_tokenizer(f"with {key[:80]!r} ({self.keys.values[key]!r:.40})"))
+            raise unsupported(no_tokenizer(f"with {key[:80]!r} ({self.keys.values[key]!r:.40})"))
 
 
-def _no_tokenizer(kind: str) -> str:
-    return f"a GGUF file with a tokenizer {kind}; name a folder that has its tokenizer with --tokenizer"
+def no_tokenizer(kind: str) -> str:
+    """Return the reason why the tokenizer of a file, which is ``kind``, cannot be read, with the remedy."""
+    return f"it has a tokenizer {kind}; name a folder that has its tokenizer with --tokenizer"
 
 
 def _merges(keys: Keys, tokens: list[str], model: str) -> list[tuple[str, str]]:
