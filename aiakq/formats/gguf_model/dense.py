@@ -14,6 +14,7 @@ from aiakq.formats.gguf_model.keys import unsupported
 from aiakq.formats.gguf_model.rules import (
     GroupedQKV,
     Keys,
+    PlainBeside,
     Queries,
     Reshaped,
     Shifted,
@@ -416,7 +417,12 @@ DENSE: dict[str, Family] = {
     "falcon": Family(
         "FalconForCausalLM",
         "falcon",
-        {**_WORDS, "attn_norm": "input_layernorm", "attn_qkv": GroupedQKV("self_attention.query_key_value")},
+        {
+            **_WORDS,
+            "attn_norm": PlainBeside("ln_mlp", "attn_norm_2", "input_layernorm"),
+            "attn_norm_2": "ln_attn",
+            "attn_qkv": GroupedQKV("self_attention.query_key_value"),
+        },
         _WORDS_OUTER,
         falcon,
         layers="transformer.h.{layer}.",

@@ -53,7 +53,7 @@ class Family:
     epsilon       name of the epsilon of norms.
     sizes         names of the sizes, where they are not Llama's.
     rotary        whether it has rotary embedding.
-    latent        whether keys and values are latents, so that only a part of each head is rotated, and has its own name.
+    latent        whether keys and values are latents, so that a part of each head of its own is rotated.
     """
 
     architecture: str

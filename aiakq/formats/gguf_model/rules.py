@@ -90,6 +90,19 @@ class Bare:
 
 
 @dataclass(frozen=True)
+class PlainBeside:
+    """A tensor that is stored as it is, and called ``name`` in layers with another one, ``beside``; else ``alone``."""
+
+    name: str
+    beside: str
+    alone: str
+
+    def sources(self, stored: Stored) -> Iterator[Named]:
+        name = self.name if stored.beside(self.beside) in stored.shapes else self.alone
+        yield f"{name}.{stored.suffix}", whole(stored.name)
+
+
+@dataclass(frozen=True)
 class Unread:
     """A tensor that another rule reads, or that the config already holds."""
 

@@ -181,10 +181,13 @@ def deepseek2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     width = keys.integer("attention.key_length_mla", None) or keys.integer("attention.key_length")
     value = keys.integer("attention.value_length_mla", None) or keys.integer("attention.value_length")
     count, used = _experts(model)
-    newer = _scoring(model, 1) == "sigmoid"
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in model.shapes)
+    newer = _scoring(model, 2 if corrected else 1) == "sigmoid"
+    if corrected and not newer:
+        raise unsupported("a DeepSeek whose router corrects the choice of experts, and uses softmax")
     found = {
         "num_key_value_heads": config["num_attention_heads"],
-        "head_dim": None,
+        "head_dim": dim,
         "kv_lora_rank": rank,
         "q_lora_rank": keys.integer("attention.q_lora_rank", None, low=0) or None,
         "qk_rope_head_dim": dim,
@@ -197,7 +200,7 @@ def deepseek2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
         "first_k_dense_replace": keys.integer("leading_dense_block_count", 0, low=0),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
-        "attention_bias": False,
+        "attention_bias": model.has("blk.0.attn_kv_a_mqa.bias"),
         **_groups(model),
     }
     if newer:

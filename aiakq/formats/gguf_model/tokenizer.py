@@ -19,6 +19,7 @@ from aiakq.formats.gguf_model.vocabulary import (
     USER_DEFINED,
     Vocabulary,
     merges_by_score,
+    no_tokenizer,
     token_scores,
 )
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from aiakq.errors import error
 from aiakq.formats.gguf_model.keys import Keys, unsupported
 
 #: Kinds of tokens in ``tokenizer.ggml.token_type``.
@@ -164,10 +163,3 @@ def merges_by_score(pieces: Mapping[str, float], ids: Mapping[str, int]) -> list
         found += [(score, len(left), len(right), left, right) for left, right in pairs]
     found.sort(key=lambda each: each[:3], reverse=True)
     return [(left, right) for *_, left, right in found]
-
-
-def check_size(vocabulary: Vocabulary, rows: int) -> None:
-    """Raise ``model_malformed`` for more tokens than the embedding has rows."""
-    if len(vocabulary.tokens) > rows:
-        reason = f"tokenizer.ggml.tokens has {len(vocabulary.tokens)} entries, but token_embd.weight {rows} rows"
-        raise error("model_malformed", file=vocabulary.keys.file, reason=reason)
