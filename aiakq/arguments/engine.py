@@ -138,10 +138,10 @@ class ModelArguments:
 class LoadArguments:
     """Weight files, and the arithmetic of their weights."""
 
-    load_format: Literal["auto", "safetensors", "pt", "dummy"] = argument(
+    load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = argument(
         "auto",
-        "Kind of weight files. auto: safetensors if there are any, else torch files; pt: torch files, of which "
-        "only plain tensors are read; dummy: random weights, for benchmarks.",
+        "Kind of weight files. auto: safetensors if there are any, else torch files, else a GGUF file; pt: torch "
+        "files, of which only plain tensors are read; gguf: a GGUF file; dummy: random weights, for benchmarks.",
     )
     ignore_patterns: tuple[str, ...] = argument(
         (),
