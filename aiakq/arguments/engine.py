@@ -138,11 +138,11 @@ class ModelArguments:
 class LoadArguments:
     """Weight files, and the arithmetic of their weights."""
 
-    load_format: Literal["auto", "safetensors", "pt", "runai_streamer", "dummy"] = argument(
+    load_format: Literal["auto", "safetensors", "pt", "gguf", "runai_streamer", "dummy"] = argument(
         "auto",
-        "Kind of weight files. auto: safetensors if there are any, else torch files; pt: torch files, of which "
-        "only plain tensors are read; runai_streamer: safetensors, each read in parts by 16 threads, for network file "
-        "systems; dummy: random weights, for benchmarks.",
+        "Kind of weight files. auto: safetensors if there are any, else torch files, else a GGUF file; pt: torch "
+        "files, of which only plain tensors are read; gguf: a GGUF file; runai_streamer: safetensors, each read in "
+        "parts by 16 threads, for network file systems; dummy: random weights, for benchmarks.",
     )
     model_loader_extra_config: dict[str, object] | None = argument(
         None,

@@ -158,6 +158,19 @@ FOLDER_ERRORS = {
         "with integers or FP8, and the formats of installed plugins. Quantize the original model with aiakq quantize, "
         "or take a release in one of them.",
     ),
+    "gguf_unsupported": ErrorKind(
+        "This GGUF file is not supported: {reason}.",
+        "Take the Hugging Face model that it was made from, or another release of it: GPTQ, AWQ, FP8 or "
+        "compressed-tensors.",
+    ),
+    "gguf_choice": ErrorKind(
+        "'{path}' {problem}: {found}.", "Name one by its quantization, like {example}, or give the file itself."
+    ),
+    "cache_unwritable": ErrorKind(
+        "The config and tokenizer of a GGUF file cannot be written to '{path}': {reason}.",
+        "Set XDG_CACHE_HOME to a folder that can be written.",
+        ENVIRONMENT,
+    ),
     "quantization_mismatch": ErrorKind(
         "--quantization is {wanted}, but the checkpoint contains {found}.",
         "Leave out --quantization to use the checkpoint's method.",

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 from aiakq.formats import object_storage
+from aiakq.formats.gguf_model.folder import choose_file, gguf_folder, is_gguf, local_file
 from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY
 from aiakq.formats.shards import has_torch_files, variant_of
 from aiakq.system.network import answers
@@ -25,6 +26,8 @@ _KINDS: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _
 _MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+#: Quantization of a GGUF file after a name.
+_QUANTIZATION = re.compile(r"[A-Za-z0-9][\w.-]*")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -36,15 +39,25 @@ def _silent(sentence: str) -> None:
 announce: Callable[[str], None] = _silent
 
 
+def split_quantization(name: str) -> tuple[str, str]:
+    """Return a name and the quantization of a GGUF file that follows it after a colon, as in org/name:Q4_K_M."""
+    base, colon, quantization = name.rpartition(":")
+    is_split = colon and _QUANTIZATION.fullmatch(quantization) and not os.path.lexists(Path(name).expanduser())
+    return (base, quantization) if is_split else (name, "")
+
+
 def check_model_name(name: str) -> None:
-    """Raise ``model_is_file`` or ``model_missing`` for what is no folder, no URL and no possible name on the hub."""
-    path = Path(name).expanduser()
-    if object_storage.is_url(name) or (name.strip() and os.path.isdir(path)):
+    """Raise ``model_is_file`` or ``model_missing`` for what is no folder, file, URL or possible name on the hub."""
+    base, quantization = split_quantization(name)
+    path = Path(base).expanduser()
+    if object_storage.is_url(base) or (base.strip() and os.path.isdir(path)):
         return
     if os.path.isfile(path):
+        if is_gguf(path) and not quantization:
+            return
         kind, hint = _kind_of_file(path)
         raise error("model_is_file", path=name, kind=kind, hint=hint)
-    possible = _NAME.fullmatch(name) and not name.endswith((".", "-")) and ".." not in name
+    possible = _NAME.fullmatch(base) and not base.endswith((".", "-")) and ".." not in base
     if os.path.lexists(path) or not possible:
         raise error("model_missing", path=name)
 
@@ -61,7 +74,7 @@ def _kind_of_file(path: Path) -> tuple[str, str]:
     except OSError:
         start = b""
     if start == b"GGUF":
-        return "a GGUF file", "aiakq reads folders of safetensors: give the Hugging Face model that it was made from."
+        return "a GGUF file", "A file has one quantization: leave out what follows the colon."
     if path.suffix == ".safetensors":
         return "a file of safetensors", beside
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
@@ -81,6 +94,9 @@ def resolve_model(
 ) -> Path:
     """Return the folder of a model: the local one, else a snapshot downloaded from object storage or the hub.
 
+    That of a GGUF file holds its config and tokenizer. A quantization after a colon selects such a file:
+    FOLDER:Q4_K_M, org/name:Q4_K_M.
+
     cache    download folder; the hub client's own if None.
     weights  kind of weights to download, as for ``Checkpoint.open``, or none.
     ignore   patterns of files not to download.
@@ -90,32 +106,40 @@ def resolve_model(
     ``model_storage`` if they do not deliver it.
     """
     name = str(name_or_path)
-    path = Path(name_or_path).expanduser()
     check_model_name(name)
+    name, quantization = split_quantization(name)
     if object_storage.is_url(name):
-        return _from_object_storage(name, revision, cache, weights, ignore)
+        return _from_object_storage(name, revision, cache, weights, ignore, quantization)
+    path = Path(name).expanduser()
+    if os.path.isfile(path):
+        return gguf_folder(path)
     if os.path.isdir(path):  # unlike path.is_dir, accepts names of any length
-        return path
+        return _model_in(path, quantization, weights)
     import huggingface_hub
 
     if (sentence := what_is_here(name)) is not None:
         announce(sentence)
     access = True if token == "" else token
+    kind = weights
     options: dict[str, Any] = {"revision": revision, "cache_dir": cache, "token": access}
     if not hub_answers():  # what is in the cache can still be used
         options["local_files_only"] = True
-        weights = weights if weights in ("none", "safetensors", "pt") else "safetensors"
+        weights = weights if quantization or weights in ("none", "safetensors", "pt") else "safetensors"
     try:
+        wanted = _weight_patterns(name, revision, weights, access, quantization)
+        in_folders = any("/" in each for each in wanted)  # some repositories have a folder for each quantization
         folder = huggingface_hub.snapshot_download(
             name,
-            allow_patterns=[*_weight_patterns(name, revision, weights, access), *_OTHER_FILES],
-            ignore_patterns=["*/*", *ignore],
+            allow_patterns=[*wanted, *_OTHER_FILES],
+            ignore_patterns=[*([] if in_folders else ["*/*"]), *ignore],
             **options,
         )
         if inside := _files_in_folders(Path(folder)):
             commit = os.path.basename(folder)  # the newest commit may have changed meanwhile
             options["revision"] = commit if _COMMIT.fullmatch(commit) else revision
             huggingface_hub.snapshot_download(name, allow_patterns=inside, **options)
+    except AiakqError:
+        raise
     except Exception as problem:
         # The hub client raises many kinds (HTTP, offline, validation, disk); the first line tells which.
         if options.get("local_files_only"):
@@ -124,11 +148,26 @@ def resolve_model(
         lines = str(problem).strip().splitlines()
         reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
         raise error("model_hub", name=name, reason=reason) from problem
-    return Path(folder)
+    return _model_in(Path(folder), quantization, kind, wanted)
+
+
+def _model_in(folder: Path, quantization: str, weights: str, files: Sequence[str] = ()) -> Path:
+    """Return the folder itself, or that of the GGUF file in it, if there are no other weights or it is asked for.
+
+    files  what was downloaded, if it was chosen among GGUF files.
+    """
+    chosen = [file for file in files if file.endswith(".gguf") and "*" not in file]
+    if chosen:
+        return gguf_folder(folder / chosen[0])
+    found = [path.name for path in folder.glob("*.gguf")]
+    others = any(next(folder.glob(pattern), None) for pattern in (*_SAFETENSORS, *_TORCH))
+    if not quantization and weights != "gguf" and (others or not found or weights in ("safetensors", "pt")):
+        return folder
+    return gguf_folder(local_file(folder, quantization))
 
 
 def _from_object_storage(
-    url: str, revision: str | None, cache: str | None, weights: str, ignore: Sequence[str]
+    url: str, revision: str | None, cache: str | None, weights: str, ignore: Sequence[str], quantization: str
 ) -> Path:
     """Return the folder of a model that ``url`` names; see ``resolve_model``."""
     if revision is not None:
@@ -140,8 +179,9 @@ def _from_object_storage(
             hint="Leave --revision out.",
         )
     announce(f"Fetching {url}.")
-    patterns = [*_patterns_of(weights, object_storage.names(url)), *_OTHER_FILES]
-    return object_storage.fetch(url, cache, patterns, ignore)
+    wanted = _patterns_of(weights, object_storage.names(url), quantization, url)
+    folder = object_storage.fetch(url, cache, [*wanted, *_OTHER_FILES], ignore)
+    return _model_in(folder, quantization, weights, wanted)
 
 
 def hub_answers() -> bool:
@@ -180,9 +220,11 @@ def _files_in_folders(folder: Path) -> list[str]:
     return [*files, FOLDED_SCALES] if isinstance(own, dict) and FOLDED_SCALES_KEY in own else files
 
 
-def _weight_patterns(name: str, revision: str | None, weights: str, token: str | bool | None) -> list[str]:
-    """Return the patterns of the weight files to download from a repository."""
-    if weights in _KINDS:
+def _weight_patterns(
+    name: str, revision: str | None, weights: str, token: str | bool | None, quantization: str = ""
+) -> list[str]:
+    """Return the patterns of the weight files to download from a repository. Raises ``gguf_choice``."""
+    if weights in _KINDS and not quantization:
         return _KINDS[weights]
     import huggingface_hub
 
@@ -190,15 +232,24 @@ def _weight_patterns(name: str, revision: str | None, weights: str, token: str |
         siblings = huggingface_hub.HfApi(token=token).model_info(name, revision=revision).siblings or []
     except Exception:
         # Offline or unreachable: use the cache, and let the download report the error.
+        if quantization or weights == "gguf":
+            return [f"*{quantization}*.gguf"]
         return _SAFETENSORS + (_TORCH if huggingface_hub.constants.HF_HUB_OFFLINE else [])
-    return _patterns_of(weights, [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename])
+    files = [sibling.rfilename for sibling in siblings]
+    return _patterns_of(weights, files, quantization, name)
 
 
-def _patterns_of(weights: str, files: Sequence[str]) -> list[str]:
-    """Return the patterns of the weight files to download, where ``files`` are the names of all files."""
-    if weights in _KINDS:
+def _patterns_of(weights: str, files: Sequence[str], quantization: str, name: str) -> list[str]:
+    """Return the patterns of the weight files to download; ``files`` are the names of all. Raises ``gguf_choice``."""
+    if weights in _KINDS and not quantization:
         return _KINDS[weights]
-    safetensors = [file for file in files if file.endswith(".safetensors")]
-    if all(map(variant_of, safetensors)) and has_torch_files(files):  # the local folder is read like this, too
+    own = [file for file in files if "/" not in file]
+    is_gguf_only = any(file.endswith(".gguf") for file in own) and not any(
+        file.endswith((".safetensors", ".bin")) for file in own
+    )
+    if quantization or weights == "gguf" or is_gguf_only:
+        return choose_file(files, quantization, name)
+    safetensors = [file for file in own if file.endswith(".safetensors")]
+    if all(map(variant_of, safetensors)) and has_torch_files(own):  # the local folder is read like this, too
         return _TORCH
     return _SAFETENSORS if safetensors else _TORCH

@@ -76,8 +76,8 @@ def fetch(url: str, cache: str | None, patterns: Sequence[str], ignore: Sequence
             if any(fnmatch(name, pattern) for pattern in patterns)
             and not any(fnmatch(name, pattern) for pattern in ignore)
         }
-        if "config.json" not in wanted:
-            raise error("model_storage", name=url, reason="it contains no config.json")
+        if "config.json" not in wanted and not any(name.endswith(".gguf") for name in wanted):
+            raise error("model_storage", name=url, reason="it contains no config.json and no GGUF file")
         _update(storage, folder, wanted)
     return folder
 
