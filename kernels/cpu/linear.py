@@ -3,7 +3,8 @@
 Weight-only schemes use the math that the problem allows (``--cpu-math``). Not exact: activations are quantized to 8
 bits in blocks of 32, each with its own scale, and integers are multiplied. Exact: floats are multiplied. w8a8 always
 multiplies integers, with one activation scale per row, as the scheme defines. Codes that are 8-bit floats are always
-multiplied as floats, with activations rounded to e4m3 if the scheme is fp8a8.
+multiplied as floats, with activations rounded to e4m3 if the scheme is fp8a8. Values of a table are multiplied as
+integers if they are such, of at most 8 bits, times a power of two, and activations may be rounded; else as floats.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.parallel import Role
+from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.device import DTYPES
 from aiakq.runtime.config.engine import EngineConfig
@@ -107,9 +108,13 @@ def random_weight(
     codes = torch.randint(0, levels, (n, k), dtype=torch.uint8, device=device, generator=generator)
     if spec.float8 is not None:
         return _random_floats(spec, codes, bias, size)
+    table = None if spec.table is None else torch.tensor(TABLES[spec.table], device=device)
+    if table is not None:
+        table *= levels / 2 / table.abs().max()  # as large as the codes
     return QWeight(
-        scheme="w8a8" if spec.activation_bits else f"w{spec.bits}a16",
+        scheme="w8a8" if spec.activation_bits else f"w{spec.bits}a16" if table is None else f"lut{spec.bits}a16",
         codes=codes,
+        table=table,
         scales=torch.full((n, groups), (12 / k) ** 0.5 / levels, dtype=torch.float16, device=device),
         zeros=None if spec.symmetric else torch.full_like(codes[:, :groups], levels // 2),
         bias=bias,
