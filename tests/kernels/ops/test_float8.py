@@ -238,7 +238,7 @@ def test_inputs_of_one_scale_are_not_divided():
 
 @pytest.mark.parametrize("code_type", TYPES, ids=str)
 def test_rows_of_any_magnitude_have_the_same_relative_error(code_type):
-    """Natively, a row is divided by a power of two, and alone it is multiplied with codes that are decoded otherwise."""
+    """Natively, a row is divided by a power of two, and alone it is multiplied with codes decoded in another way."""
     weight = make(40, 256, 64, code_type, bias=False)
     layer = Ops(torch.device("cpu"), torch.float32).linear(weight)
     powers = torch.tensor([100.0, 60.0, 0.0, -60.0, -90.0])
