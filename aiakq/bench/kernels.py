@@ -14,7 +14,7 @@ from aiakq.bench.problem import Problem, Product, attention_of, products_of_mode
 from aiakq.bench.summary import geometric_mean
 from aiakq.errors import error
 from aiakq.records import Record, environment
-from aiakq.spec import LayerSpec
+from aiakq.spec import Float8, LayerSpec
 
 if TYPE_CHECKING:
     from aiakq.bench.timing import Call
@@ -23,12 +23,17 @@ if TYPE_CHECKING:
 #: The result of one measurement, by the names of its columns.
 Row = dict[str, str | int | float]
 
-#: Scheme name -> spec; --group-size sets the group size of schemes below 8 bits.
+#: Scheme name -> spec; --group-size sets the group size of schemes below 8 bits, but for those with a table.
 SCHEMES = {
     "w16": None,
     "w8a8": LayerSpec(8, activation_bits=8),
+    "fp8a16": LayerSpec(8, float8=Float8()),
     "w8a16": LayerSpec(8),
+    "w6a16": LayerSpec(6),
+    "w5a16": LayerSpec(5),
     "w4a16": LayerSpec(4),
+    "mxfp4": LayerSpec(4, 32, table="e2m1"),
+    "nf4": LayerSpec(4, 64, table="nf4"),
     "w3a16": LayerSpec(3),
     "w2a16": LayerSpec(2),
 }
@@ -111,7 +116,7 @@ def _problem(options: KernelArguments) -> Problem:
 
     def of_scheme(name: str, n: int, k: int, scheme: str, count: int = 1) -> Product:
         spec = SCHEMES[scheme]
-        if spec is not None and spec.bits < 8 and k % options.group_size == 0:
+        if spec is not None and spec.bits < 8 and spec.table is None and k % options.group_size == 0:
             spec = replace(spec, group_size=options.group_size)
         return Product(name, n, k, spec, count)
 

@@ -30,8 +30,9 @@ class Product:
         if self.spec is None:
             return "w16"
         if self.spec.activation_bits:
-            return "w8a8"
-        return f"w{self.spec.bits}a16" + (f" g{self.spec.group_size}" if self.spec.group_size > 0 else "")
+            return "w8a8" if self.spec.float8 is None else "fp8a8"
+        stored = "fp8" if self.spec.float8 else self.spec.table or f"w{self.spec.bits}"
+        return f"{stored}a16" + (f" g{self.spec.group_size}" if self.spec.group_size > 0 else "")
 
 
 @dataclass

@@ -3,7 +3,8 @@
 Weight-only schemes use the math that the problem allows (``--cpu-math``). Not exact: activations are quantized to 8
 bits in blocks of 32, each with its own scale, and integers are multiplied. Exact: floats are multiplied. w8a8 always
 multiplies integers, with one activation scale per row, as the scheme defines. Codes that are 8-bit floats are always
-multiplied as floats, with activations rounded to e4m3 if the scheme is fp8a8.
+multiplied as floats, with activations rounded to e4m3 if the scheme is fp8a8. Values of a table are multiplied as
+integers if they are such, of at most 8 bits, times a power of two, and activations may be rounded; else as floats.
 """
 
 from __future__ import annotations
@@ -58,8 +59,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     assert scales is not None
     groups = scales.shape[1]
     # Groups and blocks must end together: otherwise groups are padded.
-    unpadded = size % BLOCK == 0 or (size in (8, 16) and weight.code_type is None)
-    padded = size if unpadded else -(-size // BLOCK) * BLOCK
+    padded = size if _is_unpadded(size, weight, math) else -(-size // BLOCK) * BLOCK
     blocks = -(-groups * padded // BLOCK)
     columns = _columns(k, size, padded, groups, blocks)
     tiles = -(-n // TILE)
@@ -89,6 +89,13 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     op.bias, op.input_scale = address(bias), address(scale)
     pointed_to = (packed, scales, zeros, offsets, table, None if identity else source, bias, scale)
     return NativeLinear(op, [tensor for tensor in pointed_to if tensor is not None])
+
+
+def _is_unpadded(size: int, weight: QWeight, math: int) -> bool:
+    """Whether the kernels compute groups of ``size`` inputs as they are."""
+    if size == 8:
+        return math in (library.EXACT, library.BLOCKS) and weight.bits not in (5, 6)
+    return size % BLOCK == 0 or (size == 16 and weight.code_type is None)
 
 
 def _math(weight: QWeight, problem: LinearProblem) -> tuple[int, Tensor | None, float]:

@@ -72,6 +72,14 @@ def test_given_shapes_in_given_schemes(capsys):
     ]  # fmt: skip
 
 
+def test_weights_with_tables_and_8_bit_floats(capsys):
+    """Groups of a table are those of its format, whatever --group-size is."""
+    words = ["bench", "kernels", "--shape", "32x128", "--scheme", "mxfp4,nf4,fp8a16,w6a16,w5a16", "--rows", "1"]
+    assert main([*words, "--device", "cpu", "--dtype", "float32"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["kernel"] for row in rows] == ["e2m1a16 g32", "nf4a16 g64", "fp8a16", "w6a16 g128", "w5a16 g128"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -77,12 +77,11 @@ template <int MATH, int BITS> INLINE F zeros_at(const Linear& op, int64_t tile, 
 
 // Converts the code of input i of an operand to float; for EXACT with 8 bits, code - 128. 8-bit floats are divided by
 // float8_factor if DIVIDED.
-template <int MATH, int BITS, bool DIVIDED, int i, class Table> INLINE F code_as_float(const Table& table, I four) {
+template <int MATH, int BITS, bool DIVIDED, int i> INLINE F code_as_float(I four) {
   if constexpr (is_float8(MATH)) {
     const F value = divided_float8<MATH, i>(four);
     return DIVIDED ? value : value * splat(float8_factor(MATH));
   }
-  if constexpr (MATH == TABLE) return look_up<i>(table, four);
   if constexpr (MATH == EXACT && BITS == 8) return byte_minus_128<i>(four);
   if constexpr (MATH == EXACT) return to_float(shift_right<8 * i>(four) & isplat(0xff));
 }

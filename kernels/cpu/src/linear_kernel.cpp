@@ -39,9 +39,10 @@ using IntegerPanels = Blocks<1>;
 #endif
 constexpr int MAX_ROWS = IntegerPanels::max;
 
-template <class Step> INLINE void eight_times(Step step) {
-  step(Int<0>{}), step(Int<1>{}), step(Int<2>{}), step(Int<3>{});
-  step(Int<4>{}), step(Int<5>{}), step(Int<6>{}), step(Int<7>{});
+// Calls step(Int<O>) for O from FIRST to STOP - 1.
+template <int FIRST, int STOP, class Step> INLINE void for_each(Step step) {
+  step(Int<FIRST>{});
+  if constexpr (FIRST + 1 < STOP) for_each<FIRST + 1, STOP>(step);
 }
 
 // --- products ----------------------------------------------------------------------------------------------------
@@ -64,6 +65,11 @@ template <int BITS, int R, int H> INLINE void add_four(I (&sums)[R][H], int h, I
   UNROLL for (int r = 0; r < R; r++) sums[r][h] = dot4_u4(sums[r][h], w, isplat((int32_t)x[r]));
 }
 
+template <int R, int H> INLINE void set_to_zero(F (&sums)[R][H]) {
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int h = 0; h < H; h++) sums[r][h] = splat(0);
+}
+
 // Operands of codes of BITS bits whose products with activations fit into 16-bit sums of pairs (dot4_u4); 8: all.
 #if PAIRS
 template <int BITS> constexpr int CHAIN = BITS == 5 ? 4 : BITS == 6 ? 2 : 8;
@@ -71,29 +77,42 @@ template <int BITS> constexpr int CHAIN = BITS == 5 ? 4 : BITS == 6 ? 2 : 8;
 template <int BITS> constexpr int CHAIN = 8;
 #endif
 
+// Accumulates the products of operand O of codes that are indices of a table of floats, with activations ``x``. One half
+// of a tile comes after the other, because looking up needs many registers.
+template <int O, int R, int H>
+INLINE void add_looked_up(const float* x, const FloatTable& table, const uint8_t* at, F (&sums)[R][H]) {
+  UNROLL for (int h = 0; h < H; h++) {
+    F w[4];
+    look_up(table, operand<4, O>(at + 64 * h), w);
+    UNROLL for (int i = 0; i < 4; i++)
+      UNROLL for (int r = 0; r < R; r++) sums[r][h] = fma(w[i], splat(x[i * R + r]), sums[r][h]);
+  }
+}
+
 // Accumulates the products of one block into ``sums``, for R rows and H halves of a tile. If a group has 8 or 16
-// inputs, PARTS is 4 or 2, and only the group ``part`` of the block is accumulated.
-template <int MATH, int BITS, int R, int H, int PARTS, class Table>
-INLINE void add_part(const Panel& rows, const Table& table, int64_t block, int part, const uint8_t* at,
-                     F (&sums)[R][H]) {
+// inputs, PARTS is 4 or 2, and only the group PART of the block is accumulated.
+template <int MATH, int BITS, int R, int H, int PARTS, int PART, class Table>
+INLINE void add_part(const Panel& rows, const Table& table, int64_t block, const uint8_t* at, F (&sums)[R][H]) {
   constexpr int STEPS = 8 / PARTS;
   if constexpr (multiplies_floats(MATH)) {
     const float* x = (const float*)rows.values + block * BLOCK * R;
-    eight_times([&](auto number) INLINE_LAMBDA {
+    for_each<PART * STEPS, (PART + 1) * STEPS>([&](auto number) INLINE_LAMBDA {
       constexpr int O = decltype(number)::value;
-      if (O / STEPS != part) return;
-      I four[H];
-      UNROLL for (int h = 0; h < H; h++) four[h] = operand<BITS, O>(at + 64 * h);
-      const auto input = [&](auto number) INLINE_LAMBDA {
-        constexpr int i = decltype(number)::value;
-        F w[H];
-        UNROLL for (int h = 0; h < H; h++) w[h] = code_as_float<MATH, BITS, R == 1, i>(table, four[h]);
-        UNROLL for (int r = 0; r < R; r++) {
-          const F value = splat(x[(4 * O + i) * R + r]);
-          UNROLL for (int h = 0; h < H; h++) sums[r][h] = fma(w[h], value, sums[r][h]);
-        }
-      };
-      input(Int<0>{}), input(Int<1>{}), input(Int<2>{}), input(Int<3>{});
+      if constexpr (MATH == TABLE) {
+        add_looked_up<O>(x + 4 * O * R, table, at, sums);
+      } else {
+        I four[H];
+        UNROLL for (int h = 0; h < H; h++) four[h] = operand<BITS, O>(at + 64 * h);
+        for_each<0, 4>([&](auto number) INLINE_LAMBDA {
+          constexpr int i = decltype(number)::value;
+          F w[H];
+          UNROLL for (int h = 0; h < H; h++) w[h] = code_as_float<MATH, BITS, R == 1, i>(four[h]);
+          UNROLL for (int r = 0; r < R; r++) {
+            const F value = splat(x[(4 * O + i) * R + r]);
+            UNROLL for (int h = 0; h < H; h++) sums[r][h] = fma(w[h], value, sums[r][h]);
+          }
+        });
+      }
     });
   } else {
     constexpr int MULTIPLIED = MULTIPLIED_BITS<MATH, BITS>, WORDS = PAIRS && MULTIPLIED == 8 ? 2 : 1;
@@ -102,9 +121,8 @@ INLINE void add_part(const Panel& rows, const Table& table, int64_t block, int p
     const uint32_t* x = rows.values + block * (BLOCK / 4) * WORDS * R;
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int h = 0; h < H; h++) totals[r][h] = isplat(0);
-    eight_times([&](auto number) INLINE_LAMBDA {
+    for_each<PART * STEPS, (PART + 1) * STEPS>([&](auto number) INLINE_LAMBDA {
       constexpr int O = decltype(number)::value;
-      if (O / STEPS != part) return;
       if (O % LINK == 0)
         UNROLL for (int r = 0; r < R; r++)
           UNROLL for (int h = 0; h < H; h++) added[r][h] = isplat(0);
@@ -124,6 +142,26 @@ INLINE void add_part(const Panel& rows, const Table& table, int64_t block, int p
   }
 }
 
+// Adds the sums of products of a group, scaled and with zero points or offsets applied, to ``totals``.
+template <int MATH, int BITS, int R, int H>
+INLINE void add_group(const Linear& op, const Panel& rows, int64_t tile, int64_t group, int first_half,
+                      F (&sums)[R][H], F (&totals)[R][H]) {
+  UNROLL for (int h = 0; h < H; h++) {
+    const F scale = scales_at(op, tile, group, first_half + h);
+    if (op.offsets) {
+      const F offset = offsets_at(op, tile, group, first_half + h);
+      UNROLL for (int r = 0; r < R; r++)
+        totals[r][h] = totals[r][h] + fma(sums[r][h], scale, offset * splat(rows.sums[group * R + r]));
+      continue;
+    }
+    if constexpr (HAS_ZEROS<MATH>) {
+      const F zero = zeros_at<MATH, BITS>(op, tile, group, first_half + h);
+      UNROLL for (int r = 0; r < R; r++) sums[r][h] = fnma(zero, splat(rows.sums[group * R + r]), sums[r][h]);
+    }
+    UNROLL for (int r = 0; r < R; r++) totals[r][h] = fma(sums[r][h], scale, totals[r][h]);
+  }
+}
+
 // Computes R rows and H halves of one tile for all math but ROWS. Weights are prefetched ``ahead`` bytes ahead unless 0.
 template <int MATH, int BITS, int R, int H, int PARTS>
 INLINE void multiply_groups(const Linear& op, int64_t row, int64_t tile, int first_half, int64_t ahead) {
@@ -132,37 +170,32 @@ INLINE void multiply_groups(const Linear& op, int64_t row, int64_t tile, int fir
   const uint8_t* at = op.tiles + tile * blocks * (VECTOR_STRIDE * BITS) + 64 * first_half;
   const auto table = table_of<MATH>(op);
   F totals[R][H];
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int h = 0; h < H; h++) totals[r][h] = splat(0);
-  int64_t block = 0;
-  for (int64_t group = 0; group < op.groups; group++) {
-    F sums[R][H];
-    UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int h = 0; h < H; h++) sums[r][h] = splat(0);
-    if constexpr (PARTS == 1) {
+  set_to_zero(totals);
+  const auto prefetch_block = [&]() INLINE_LAMBDA {
+    if (ahead) UNROLL for (int i = 0; i < 2 * BITS; i += 3 - H) prefetch(at + ahead + 64 * i);
+  };
+  if constexpr (PARTS == 1) {
+    for (int64_t group = 0, block = 0; group < op.groups; group++) {
+      F sums[R][H];
+      set_to_zero(sums);
       for (const int64_t stop = block + inside; block < stop; block++, at += VECTOR_STRIDE * BITS) {
-        if (ahead) UNROLL for (int i = 0; i < 2 * BITS; i += 3 - H) prefetch(at + ahead + 64 * i);
-        add_part<MATH, BITS, R, H, 1>(rows, table, block, 0, at, sums);
+        prefetch_block();
+        add_part<MATH, BITS, R, H, 1, 0>(rows, table, block, at, sums);
       }
-    } else {
-      const int part = (int)(group % PARTS);
-      add_part<MATH, BITS, R, H, PARTS>(rows, table, block, part, at, sums);
-      if (part == PARTS - 1) block++, at += VECTOR_STRIDE * BITS;
+      add_group<MATH, BITS>(op, rows, tile, group, first_half, sums, totals);
     }
-    UNROLL for (int h = 0; h < H; h++) {
-      const F scale = scales_at(op, tile, group, first_half + h);
-      if (op.offsets) {
-        const F offset = offsets_at(op, tile, group, first_half + h);
-        UNROLL for (int r = 0; r < R; r++)
-          totals[r][h] = totals[r][h] + fma(sums[r][h], scale, offset * splat(rows.sums[group * R + r]));
-        continue;
-      }
-      if constexpr (HAS_ZEROS<MATH>) {
-        const F zero = zeros_at<MATH, BITS>(op, tile, group, first_half + h);
-        UNROLL for (int r = 0; r < R; r++)
-          sums[r][h] = fnma(zero, splat(rows.sums[group * R + r]), sums[r][h]);
-      }
-      UNROLL for (int r = 0; r < R; r++) totals[r][h] = fma(sums[r][h], scale, totals[r][h]);
+  } else {
+    for (int64_t block = 0; block < blocks; block++, at += VECTOR_STRIDE * BITS) {
+      prefetch_block();
+      for_each<0, PARTS>([&](auto number) INLINE_LAMBDA {
+        constexpr int PART = decltype(number)::value;
+        const int64_t group = block * PARTS + PART;
+        if (group >= op.groups) return;
+        F sums[R][H];
+        set_to_zero(sums);
+        add_part<MATH, BITS, R, H, PARTS, PART>(rows, table, block, at, sums);
+        add_group<MATH, BITS>(op, rows, tile, group, first_half, sums, totals);
+      });
     }
   }
   if constexpr (is_float8(MATH))
@@ -240,8 +273,12 @@ void multiply_rows(const Linear& op, int64_t first, int64_t stop, int64_t tile) 
   });
 }
 
+// No format has groups of 8 inputs with 5 or 6 bits or tables: linear.py pads them to 32, which keeps compilation short.
+template <int MATH, int BITS> constexpr bool has_groups_of_8 = (MATH == EXACT || MATH == BLOCKS) && BITS != 5 && BITS != 6;
+
 template <int MATH, int BITS> Product product_of(int32_t group) {
-  if (group == 8) return {pack<SmallGroupPanels>, multiply<SmallGroupPanels, MATH, BITS, 4>};
+  if constexpr (has_groups_of_8<MATH, BITS>)
+    if (group == 8) return {pack<SmallGroupPanels>, multiply<SmallGroupPanels, MATH, BITS, 4>};
   if (group == 16) return {pack<SmallGroupPanels>, multiply<SmallGroupPanels, MATH, BITS, 2>};
   return {pack<Panels>, multiply<Panels, MATH, BITS, 1>};
 }

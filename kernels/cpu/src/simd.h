@@ -97,15 +97,17 @@ INLINE void store_half(uint16_t* p, F x) {
 INLINE I load_byte_table(const uint8_t* p) { return {_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p))}; }
 INLINE I look_up(I table, I indices) { return {_mm512_shuffle_epi8(table.v, indices.v)}; }
 
-// A table of 16 floats, at ``p`` as floats and then as bytes [4, 16]; and those whose numbers, 0 to 15, are bytes 4 i to
-// 4 i + 3 of each four lanes.
+// A table of 16 floats, at ``p`` as floats and then as bytes [4, 16]; and in w[i] those whose numbers, 0 to 15, are bytes
+// 4 i to 4 i + 3 of each four lanes.
 struct FloatTable { __m512 v; };
 INLINE FloatTable load_float_table(const uint8_t* p) { return {_mm512_loadu_ps(p)}; }
-template <int i> INLINE F look_up(const FloatTable& table, I indices) {
-  const __m128i bytes = _mm_set_epi32(4 * i + 3, 4 * i + 2, 4 * i + 1, 4 * i);
-  const __m512i lanes = _mm512_shuffle_epi8(indices.v, _mm512_broadcast_i32x4(_mm_or_si128(
-      bytes, _mm_set1_epi32((int)0x80808000))));
-  return {_mm512_permutexvar_ps(lanes, table.v)};
+INLINE void look_up(const FloatTable& table, I indices, F (&w)[4]) {
+  UNROLL for (int i = 0; i < 4; i++) {
+    const __m128i bytes = _mm_set_epi32(4 * i + 3, 4 * i + 2, 4 * i + 1, 4 * i);
+    const __m128i others = _mm_set1_epi32((int)0x80808000);  // become 0
+    const __m512i lanes = _mm512_shuffle_epi8(indices.v, _mm512_broadcast_i32x4(_mm_or_si128(bytes, others)));
+    w[i] = {_mm512_permutexvar_ps(lanes, table.v)};
+  }
 }
 
 // The even and the odd bytes of every lane as 16-bit integers; acc + the two products of such pairs in each lane.
@@ -249,17 +251,23 @@ INLINE FloatTable load_float_table(const uint8_t* p) {
   for (int i = 0; i < 4; i++) table.bytes[i] = load_byte_table(p + 64 + 16 * i).a;
   return table;
 }
-template <int i> INLINE __m256 look_up(const FloatTable& table, __m256i indices) {
+INLINE void look_up(const FloatTable& table, __m256i indices, __m256 (&w)[4]) {
   const __m256i first = _mm256_shuffle_epi8(table.bytes[0], indices);
   const __m256i second = _mm256_shuffle_epi8(table.bytes[1], indices);
   const __m256i third = _mm256_shuffle_epi8(table.bytes[2], indices);
   const __m256i fourth = _mm256_shuffle_epi8(table.bytes[3], indices);
-  const __m256i low = i < 2 ? _mm256_unpacklo_epi8(first, second) : _mm256_unpackhi_epi8(first, second);
-  const __m256i high = i < 2 ? _mm256_unpacklo_epi8(third, fourth) : _mm256_unpackhi_epi8(third, fourth);
-  return _mm256_castsi256_ps(i % 2 ? _mm256_unpackhi_epi16(low, high) : _mm256_unpacklo_epi16(low, high));
+  const __m256i low = _mm256_unpacklo_epi8(first, second), low_upper = _mm256_unpacklo_epi8(third, fourth);
+  const __m256i high = _mm256_unpackhi_epi8(first, second), high_upper = _mm256_unpackhi_epi8(third, fourth);
+  w[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(low, low_upper));
+  w[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(low, low_upper));
+  w[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(high, high_upper));
+  w[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(high, high_upper));
 }
-template <int i> INLINE F look_up(const FloatTable& table, I indices) {
-  return {look_up<i>(table, indices.a), look_up<i>(table, indices.b)};
+INLINE void look_up(const FloatTable& table, I indices, F (&w)[4]) {
+  __m256 a[4], b[4];
+  look_up(table, indices.a, a);
+  look_up(table, indices.b, b);
+  UNROLL for (int i = 0; i < 4; i++) w[i] = {a[i], b[i]};
 }
 
 INLINE I even(I w) { return w & isplat(0x00ff00ff); }
@@ -418,10 +426,10 @@ INLINE FloatTable load_float_table(const uint8_t* p) {
   memcpy(table.values, p, 64);
   return table;
 }
-template <int number> INLINE F look_up(const FloatTable& table, I indices) {
+INLINE void look_up(const FloatTable& table, I indices, F (&w)[4]) {
   uint8_t at[64];
   memcpy(at, &indices.v, 64);
-  MAKE(F, table.values[at[i / 4 * 16 + 4 * number + i % 4]]);
+  for (int i = 0; i < 64; i++) w[i / 4 % 4].v[i / 16 * 4 + i % 4] = table.values[at[i]];
 }
 // Sums wrap around like the vector instructions, which signed integers must not.
 INLINE I dot4(I acc, I w, I x) {

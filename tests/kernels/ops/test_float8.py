@@ -234,3 +234,19 @@ def test_inputs_of_one_scale_are_not_divided():
     assert torch.equal(round_inputs(x, None, weight.rounding)[:, 128:], round_inputs(x[:, 128:], None, part.rounding))
     with pytest.raises(AssertionError):
         weight.with_inputs(64, 256)
+
+
+@pytest.mark.parametrize("code_type", TYPES, ids=str)
+def test_rows_of_any_magnitude_have_the_same_relative_error(code_type):
+    """Natively, a row is divided by a power of two, and alone it is multiplied with codes decoded in another way."""
+    weight = make(40, 256, 64, code_type, bias=False)
+    layer = Ops(torch.device("cpu"), torch.float32).linear(weight)
+    powers = torch.tensor([100.0, 60.0, 0.0, -60.0, -90.0])
+    one = torch.randn(256, generator=torch.Generator().manual_seed(2))
+    x = one * 2 ** powers[:, None]
+    y = layer(x)
+    assert torch.equal(y, y[2] * 2 ** powers[:, None])
+    assert torch.equal(y, torch.cat([layer(row[None]) for row in x]))
+    wanted = one.double() @ truth(weight).T
+    assert (y[2] - wanted).norm() < 2e-6 * wanted.norm()
+    assert not layer(torch.zeros(3, 256)).any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.parallel import REPLICATED, ROW, Column, Row
 from aiakq.kernels.ops.row_parallel import RowParallelOps
 from aiakq.kernels.ops.sharded import ShardedOps
+from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import AttentionSpec, QWeight
 from aiakq.runtime.layers.linear import ConcatLinear
 from aiakq.runtime.loader.binding import LinearBuilder
@@ -65,6 +68,20 @@ def test_columns_of_a_weight_are_those_of_the_whole(first, end):
     part = whole.with_inputs(first, end)
     assert part.perm is None and part.k == end - first
     assert torch.equal(floats(part), floats(whole)[:, whole.perm[first:end]])
+
+
+@pytest.mark.parametrize("kind", ["offsets", "table"])
+def test_shares_of_weights_with_offsets_and_tables_add_up(kind):
+    """Each share's native product, of groups of 32 that a boundary divides."""
+    whole = random_weight(40, 160, 32, zeros=False)
+    more = {"offsets": torch.randn(whole.scales.shape)} if kind == "offsets" else {"table": torch.tensor(TABLES["nf4"])}
+    whole = replace(whole, scheme="w4a16" if kind == "offsets" else "lut4a16", **more)
+    x = torch.randn(3, 160)
+    ops = Ops(CPU, torch.float32)
+    parts = [ops.linear(whole.with_inputs(first, end))(x[:, first:end]) for first, end in ((0, 80), (80, 160))]
+    assert torch.equal(floats(whole.with_inputs(80, 160)), floats(whole)[:, 80:])
+    wanted = x.double() @ floats(whole).T
+    assert (sum(parts) - wanted).norm() < 2e-6 * wanted.norm()
 
 
 def test_columns_of_a_weight_with_one_scale_for_each_output():
