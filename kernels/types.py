@@ -28,6 +28,8 @@ SCHEME_BITS = {
     "fp8a16": 8,
     "fp8a8": 8,
 }
+#: Schemes whose inputs are rounded before any kernel -> that of the kernel.
+WEIGHT_ONLY = {"lut4a8": "lut4a16", "lut4a4": "lut4a16"}
 
 
 #: 8-bit dtypes of the KV cache, with one scale per token and head, and the value to which the largest element of a head
@@ -120,9 +122,9 @@ class QWeight:
         """Return the weight-only layer that is applied to rounded inputs, for a rounding that no kernel computes; None
         for other weights: their kernels round the inputs, if any.
         """
-        if self.scheme not in ("lut4a8", "lut4a4") and self.rounding.scales == "float32":
+        if self.scheme not in WEIGHT_ONLY and self.rounding.scales == "float32":
             return None
-        scheme = "fp8a16" if self.table is None else "lut4a16"
+        scheme = WEIGHT_ONLY.get(self.scheme, "fp8a16")
         return replace(self, scheme=scheme, input_scale=None, rounding=InputRounding())
 
     def to(self, device: torch.device) -> QWeight:

@@ -57,7 +57,7 @@ def _powers(highest: Tensor, exponent: int) -> Tensor:
     one.
     """
     biased = (highest.contiguous().view(torch.int32) + (1 << 21)) >> 23
-    return power_of_two((biased - exponent).clamp_(0, 254))
+    return torch.where(highest.isfinite(), power_of_two((biased - exponent).clamp_(0, 254)), highest)
 
 
 def _in_units(highest: Tensor, unit: Tensor, largest: float, rounding: InputRounding) -> Tensor:
