@@ -118,8 +118,8 @@ class Ops(RecurrentOps):
             return RotatedLinear(self._linear(replace(weight, rotated=False), count, uncut_n))
         inner = weight.without_rounding()
         if inner is not None:
-            rest = replace(weight.to(self.device), codes=weight.codes[:0])
-            return RoundedInputs(self._linear(inner, count, uncut_n, weight.scheme), rest)
+            scale = None if weight.input_scale is None else weight.input_scale.to(self.device)
+            return RoundedInputs(self._linear(inner, count, uncut_n, weight.scheme), scale, weight.rounding)
         problem = weight.problem(self.dtype, self.device_type, self.exact, uncut_n if self.uniform else 0)
         module = self._bind(linear.IMPLEMENTATIONS, problem, scheme or weight.scheme, count)
         return module.prepare(weight.to(self.device), problem)

@@ -57,15 +57,16 @@ def _rounded(values: Tensor, scale: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class RoundedInputs(LinearLayer):
-    """Rounds its input as ``weight``, without its codes, says, and applies ``inner``."""
+    """Rounds its input as ``round_inputs`` does, and applies ``inner``."""
 
     inner: LinearLayer
-    weight: QWeight
+    input_scale: Tensor | None
+    rounding: InputRounding
 
     def __call__(self, x: LinearInput) -> Tensor:
         """x [M, K], a Tensor -> [M, N] of the same dtype."""
         assert isinstance(x, Tensor)
-        return self.inner(round_inputs(x, self.weight.input_scale, self.weight.rounding).to(x.dtype))
+        return self.inner(round_inputs(x, self.input_scale, self.rounding).to(x.dtype))
 
 
 @dataclass(eq=False)
