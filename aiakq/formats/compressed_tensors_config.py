@@ -23,7 +23,6 @@ from aiakq.patterns import glob_to_regex, is_plain
 from aiakq.spec import LayerSpec, QuantSpec
 
 
-
 def from_config(config: Mapping[str, object]) -> QuantSpec:
     """Return the spec of a config. Names take precedence over regular expressions (in alphabetical order), and those
     over ``Linear``.

@@ -37,7 +37,9 @@ def read_group(weights: Mapping[str, object], inputs: Mapping[str, object], layo
     bits = read_integer(first_of(weights, "num_bits", default=8), "num_bits")
     symmetric = read_flag(first_of(weights, "symmetric", default=True), "symmetric")
     if bits not in (4, 8) or not symmetric or is_dynamic(weights):
-        raise unsupported(f"compressed-tensors floats of {bits} bits that are asymmetric, dynamic or not of 4 or 8 bits")
+        raise unsupported(
+            f"compressed-tensors floats of {bits} bits that are asymmetric, dynamic or not of 4 or 8 bits"
+        )
     if (bits == 4) != (layout in _FLOAT4) and layout != "mixed-precision":
         raise unsupported(f"compressed-tensors floats of {bits} bits in the format {layout!r:.40}")
     if bits == 4:

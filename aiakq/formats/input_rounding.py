@@ -21,9 +21,7 @@ def rounding_of(spec: QuantSpec | LayerSpec, reciprocal: bool = False) -> InputR
         return InputRounding()
     if spec.scale_type == "e4m3":
         smallest = 0.0 if reciprocal else _MODELOPT_MIN_SCALE
-        return InputRounding(
-            spec.group_size, min_scale=smallest, elements="e2m1", scales="e4m3", reciprocal=reciprocal
-        )
+        return InputRounding(spec.group_size, min_scale=smallest, elements="e2m1", scales="e4m3", reciprocal=reciprocal)
     if spec.static_input:
         return InputRounding()
     if spec.scale_type == "e8m0" and not float8.powers_of_two:

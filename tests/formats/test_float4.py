@@ -62,7 +62,10 @@ FOUR = {"num_bits": 4}
 EIGHT = {"num_bits": 8}
 LOCAL = {**FOUR, **NV, "dynamic": "local"}
 OLD = {"strategy": "tensor_group", "group_size": 16}
-CACHE = {"model.layers.0.self_attn.k_scale": torch.tensor(0.5), "model.layers.0.self_attn.v_proj.v_scale": torch.ones(1)}
+CACHE = {
+    "model.layers.0.self_attn.k_scale": torch.tensor(0.5),
+    "model.layers.0.self_attn.v_proj.v_scale": torch.ones(1),
+}
 UNIT = 0.004
 PUBLISHED = {
     "nvfp4": Published(
@@ -151,7 +154,12 @@ def test_weights_remain_codes_in_memory(name, tiny_model, tmp_path):
         assert weight.codes.dtype == torch.uint8 and (weight.table is None or int(weight.codes.max()) < 16)
         assert torch.equal(dequantize(weight), dense[f"{linear}.weight"])
         dimensions, group = checkpoint.dimensions(linear)
-        assert (dimensions.n, dimensions.k, dimensions.bits, group) == (weight.n, weight.k, weight.bits, weight.group_size)
+        assert (dimensions.n, dimensions.k, dimensions.bits, group) == (
+            weight.n,
+            weight.k,
+            weight.bits,
+            weight.group_size,
+        )
 
 
 @pytest.mark.parametrize("name", ["nvfp4a16", "mxfp4a16", "modelopt-a16", "mxfp8a16"])

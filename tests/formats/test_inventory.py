@@ -349,7 +349,10 @@ def test_scales_of_a_cache_and_heads_for_training_are_left_out_with_a_note(tiny_
         ({"weight": torch.float8_e4m3fn, "weight_scale_inv": torch.float32}, "FP8"),
         ({"weight_packed": torch.uint8, "weight_scale": torch.float8_e4m3fn}, "FP4|quantized embedding"),
         ({"weight_packed": torch.uint8, "weight_scale": torch.uint8}, "FP4|quantized embedding"),
-        ({"weight": torch.uint8, "weight_scale": torch.float8_e4m3fn, "weight_scale_2": torch.float32}, "FP4|embedding"),
+        (
+            {"weight": torch.uint8, "weight_scale": torch.float8_e4m3fn, "weight_scale_2": torch.float32},
+            "FP4|embedding",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )

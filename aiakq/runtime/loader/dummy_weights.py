@@ -137,9 +137,7 @@ def _random_floats(spec: QuantSpec | LayerSpec, codes: Tensor, bias: Tensor | No
     )
 
 
-def _random_indices(
-    spec: QuantSpec | LayerSpec, table: str, codes: Tensor, bias: Tensor | None, size: int
-) -> QWeight:
+def _random_indices(spec: QuantSpec | LayerSpec, table: str, codes: Tensor, bias: Tensor | None, size: int) -> QWeight:
     """Return a weight whose codes [N, K] uint8 are indices of the values ``table``."""
     n, k = codes.shape
     values = torch.tensor(TABLES[table], device=codes.device)
