@@ -74,7 +74,7 @@ class QWeight:
     scheme      a key of SCHEME_BITS.
     codes       [N, K] uint8, each in 0 .. 2**bits - 1, one code per byte (implementations repack them).
     code_type   float8_e4m3fn or float8_e5m2, whose bits the codes are, none of them NaN or infinite; None: integers.
-    table       [2**bits] float32, the values of the codes (schemes lut4a16, lut4a8 and lut4a4, and no other); None: they
+    table       [2**bits] float32, the values of the codes (schemes lut4a16, lut4a8 and lut4a4, no other); None: they
                 are no indices.
     scales      [N, ceil(K / G)] float; may be negative (some tools write signed scales).
     zeros       [N, ceil(K / G)] uint8 or float zero points; None for symmetric weights: 2**(bits - 1).
@@ -82,8 +82,8 @@ class QWeight:
     perm        [K] int64, or None for the natural order: column j of ``codes`` multiplies input perm[j].
     bias        [N] float or None.
     group_size  G; equal to K for one scale per row.
-    input_scale scalar float32, the static activation scale (w8a8, fp8a8, lut4a8 and lut4a4 only); None means one dynamic
-                scale per token, or what ``rounding`` says.
+    input_scale scalar float32, the static activation scale (w8a8, fp8a8, lut4a8 and lut4a4 only); None means one
+                dynamic scale per token, or what ``rounding`` says.
     rounding    how activations are rounded (fp8a8, lut4a8 and lut4a4 only).
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
     """
@@ -137,7 +137,8 @@ class QWeight:
 
     def _with(self, change: Callable[[Tensor], Tensor], *names: str) -> QWeight:
         values = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: change(value) for name, value in values.items() if value is not None})
+        changed: dict[str, Any] = {name: change(value) for name, value in values.items() if value is not None}
+        return replace(self, **changed)
 
     def with_inputs(self, first: int, end: int) -> QWeight:
         """Return the weight with columns first .. end - 1 of ``codes``, in natural order: its inputs are those that

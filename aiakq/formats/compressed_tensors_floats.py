@@ -72,7 +72,7 @@ def _check_blocks(arguments: Mapping[str, object], of: str, scale_type: str, siz
 
 
 def _float_bits(inputs: Mapping[str, object]) -> int:
-    """Return the bits of activations that are rounded to floats. Raises ``format_unsupported`` for other activations."""
+    """Return the bits of activations that are rounded to floats. Raises ``format_unsupported`` for others."""
     bits = read_integer(first_of(inputs, "num_bits", default=8), "num_bits")
     kind = read_word(inputs, "type", default="int")
     if kind != "float" or not read_flag(first_of(inputs, "symmetric", default=True), "symmetric"):

@@ -11,8 +11,8 @@ For one linear with N outputs, K inputs and groups of G inputs, under the names 
                                          activations in e4m3 that have one scale, this scale
     bias                 bias            [N] float, optional
 
-A scale of 0 in e4m3 makes its group 0, as it does for the publishers: what is left of such a group is below a thousandth
-of the smallest step of the largest group.
+A scale of 0 in e4m3 makes its group 0, as it does for the publishers: such a group is below a thousandth of the smallest
+step of the largest one.
 """
 
 from __future__ import annotations
