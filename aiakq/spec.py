@@ -70,7 +70,7 @@ class QuantSpec:
     table            name of the values (aiakq/kernels/tables.py) that 4-bit codes are indices of; None for other codes.
     scale_type       what the scales of a group, and those of activations, are rounded to: e8m0 (MXFP4, MXFP8) or e4m3
                      times a number for the whole layer (NVFP4); None: they are any floats.
-    static_input     activations use a stored scale instead of one computed per token, or a stored unit of scales in e4m3.
+    static_input     activations use a stored scale instead of one computed per token, or a stored unit of their scales.
     desc_act         the file stores the group index of every input, in no order (GPTQ act-order).
     ignore           names or patterns (aiakq/patterns.py) of modules that are not quantized.
     layers           (module name or pattern, its LayerSpec); the first match counts. None means not quantized.

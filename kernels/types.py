@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from aiakq.kernels.input_rounding import InputRounding as InputRounding
 from aiakq.kernels.recurrent_types import StateContext
 
 #: Bits of one weight code for each scheme. ``w16`` is any unquantized float. The codes of ``fp8`` are 8-bit floats, and
@@ -28,34 +29,13 @@ SCHEME_BITS = {
     "fp8a16": 8,
     "fp8a8": 8,
 }
+#: Schemes whose inputs are rounded before any kernel -> that of the kernel.
+WEIGHT_ONLY = {"lut4a8": "lut4a16", "lut4a4": "lut4a16"}
 
 
 #: 8-bit dtypes of the KV cache, with one scale per token and head, and the value to which the largest element of a head
 #: is scaled. e5m2 has exponent range to spare: its scales are near 1, so that products fit into float16.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 16.0}
-
-
-@dataclass(frozen=True)
-class InputRounding:
-    """How a layer of scheme fp8a8, lut4a8 or lut4a4 rounds its inputs, and computes the scales of each group.
-
-    group          inputs that share a scale, counted from the first; 0: all K of a row.
-    powers_of_two  whether scales are rounded up to powers of two.
-    bound          the largest max|x| that counts; larger inputs are cut off. Infinity: all count.
-    min_scale      the smallest scale; 0: any.
-    elements       what inputs divided by their scale are rounded to, e4m3 or e2m1.
-    scales         float32: max|x| / 448. e8m0: powers of two, of the exponent of max|x| (MXFP4, MXFP8). e4m3: these, in
-                   units of ``input_scale`` (NVFP4). See ops/block_floats.py.
-    reciprocal     whether scales in e4m3 are divided by ``input_scale``, instead of multiplied.
-    """
-
-    group: int = 0
-    powers_of_two: bool = False
-    bound: float = math.inf
-    min_scale: float = 0.0
-    elements: str = "e4m3"
-    scales: str = "float32"
-    reciprocal: bool = False
 
 
 #: Tensors of a QWeight that have a row per output.
@@ -72,7 +52,7 @@ class QWeight:
     scheme      a key of SCHEME_BITS.
     codes       [N, K] uint8, each in 0 .. 2**bits - 1, one code per byte (implementations repack them).
     code_type   float8_e4m3fn or float8_e5m2, whose bits the codes are, none of them NaN or infinite; None: integers.
-    table       [2**bits] float32, the values of the codes (schemes lut4a16, lut4a8 and lut4a4, and no other); None: they
+    table       [2**bits] float32, the values of the codes (schemes lut4a16, lut4a8 and lut4a4, no other); None: they
                 are no indices.
     scales      [N, ceil(K / G)] float; may be negative (some tools write signed scales).
     zeros       [N, ceil(K / G)] uint8 or float zero points; None for symmetric weights: 2**(bits - 1).
@@ -80,8 +60,8 @@ class QWeight:
     perm        [K] int64, or None for the natural order: column j of ``codes`` multiplies input perm[j].
     bias        [N] float or None.
     group_size  G; equal to K for one scale per row.
-    input_scale scalar float32, the static activation scale (w8a8, fp8a8, lut4a8 and lut4a4 only); None means one dynamic
-                scale per token, or what ``rounding`` says.
+    input_scale scalar float32, the static activation scale (w8a8, fp8a8, lut4a8 and lut4a4 only); None means one
+                dynamic scale per token, or what ``rounding`` says.
     rounding    how activations are rounded (fp8a8, lut4a8 and lut4a4 only).
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
     """
@@ -120,9 +100,9 @@ class QWeight:
         """Return the weight-only layer that is applied to rounded inputs, for a rounding that no kernel computes; None
         for other weights: their kernels round the inputs, if any.
         """
-        if self.scheme not in ("lut4a8", "lut4a4") and self.rounding.scales == "float32":
+        if self.scheme not in WEIGHT_ONLY and self.rounding.scales == "float32":
             return None
-        scheme = "fp8a16" if self.table is None else "lut4a16"
+        scheme = WEIGHT_ONLY.get(self.scheme, "fp8a16")
         return replace(self, scheme=scheme, input_scale=None, rounding=InputRounding())
 
     def to(self, device: torch.device) -> QWeight:
@@ -135,7 +115,8 @@ class QWeight:
 
     def _with(self, change: Callable[[Tensor], Tensor], *names: str) -> QWeight:
         values = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: change(value) for name, value in values.items() if value is not None})
+        changed: dict[str, Any] = {name: change(value) for name, value in values.items() if value is not None}
+        return replace(self, **changed)
 
     def with_inputs(self, first: int, end: int) -> QWeight:
         """Return the weight with columns first .. end - 1 of ``codes``, in natural order: its inputs are those that

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
-from aiakq.formats import compressed_tensors_config, float4, float8
+from aiakq.formats import compressed_tensors_config, compressed_tensors_floats, float4, float8
 from aiakq.formats.checks import (
     check_scales,
     derive_group_size,
@@ -148,10 +148,8 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
 
 
 def supports(spec: QuantSpec) -> str | None:
-    """Return None, or why not: the format can hold every spec but one with a table of values of others."""
-    if spec.table is not None and (spec.table != float4.TABLE or spec.scale_type is None):
-        return f"such files have 4-bit floats with scales in e8m0 or e4m3, not {spec.table} with other scales"
-    return None
+    """Return why the files cannot hold ``spec``, or None."""
+    return compressed_tensors_floats.unwritable(spec)
 
 
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:

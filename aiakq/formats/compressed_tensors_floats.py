@@ -12,7 +12,7 @@ from aiakq.formats.config_values import (
     read_word,
     unsupported,
 )
-from aiakq.spec import Float8, LayerSpec
+from aiakq.spec import Float8, LayerSpec, QuantSpec
 
 #: Formats of 4-bit floats -> the type of their scales, and the inputs that share one.
 _FLOAT4 = {"nvfp4-pack-quantized": ("e4m3", 16), "mxfp4-pack-quantized": ("e8m0", 32)}
@@ -72,7 +72,7 @@ def _check_blocks(arguments: Mapping[str, object], of: str, scale_type: str, siz
 
 
 def _float_bits(inputs: Mapping[str, object]) -> int:
-    """Return the bits of activations that are rounded to floats. Raises ``format_unsupported`` for other activations."""
+    """Return the bits of activations that are rounded to floats. Raises ``format_unsupported`` for others."""
     bits = read_integer(first_of(inputs, "num_bits", default=8), "num_bits")
     kind = read_word(inputs, "type", default="int")
     if kind != "float" or not read_flag(first_of(inputs, "symmetric", default=True), "symmetric"):
@@ -187,6 +187,20 @@ def method(layer: LayerSpec) -> str | None:
     if layer.float8 is None:
         return None
     return "mxfp8" if layer.scale_type == "e8m0" else "fp8"
+
+
+def unwritable(spec: QuantSpec) -> str | None:
+    """Return why no config group describes layers of ``spec``, or None; one describes all integers."""
+    if spec.table is not None and (spec.table, spec.scale_type) not in (("e2m1", "e4m3"), ("e2m1", "e8m0")):
+        return f"such files have 4-bit floats with scales in e8m0 or e4m3, not {spec.table} with other scales"
+    if not spec.activation_bits:
+        return None
+    float8 = spec.float8
+    if spec.scale_type == "e8m0" and spec.static_input:
+        return "such files have MXFP4 with activations that are rounded in groups, not with one stored scale"
+    if float8 is not None and (float8.powers_of_two or float8.bound is not None):
+        return "such files cannot say that scales of activations are rounded up to powers of two, or bounded"
+    return None
 
 
 def group(layer: LayerSpec, targets: list[str]) -> dict[str, object]:

@@ -71,6 +71,9 @@ HARMLESS = _SEARCH | _CALIBRATION | _PROGRAM | _MODULES | _FACTS | _CACHE | _ACT
 _BITS = frozenset("bits w_bit wbits group_size q_group_size sym zero_point".split())
 _NAMES = frozenset("quant_method method checkpoint_format format version meta desc_act lm_head dynamic".split())
 _GPTQ = _BITS | _NAMES | {"is_marlin_format", "pack_dtype", "rotation"}
+_MODELOPT = frozenset(
+    "quant_method quant_algo quantization quantized_layers producer exclude_modules group_size config_groups".split()
+)
 #: ``quant_method`` -> the keys that its reader applies.
 APPLIED: Mapping[str, Collection[str]] = {
     "gptq": _GPTQ,
@@ -89,9 +92,7 @@ APPLIED: Mapping[str, Collection[str]] = {
         "quant_method activation_scheme fmt expert_dtype scale_fmt weight_block_size ignored_layers".split()
     ),
     "fbgemm_fp8": {"quant_method", "activation_scale_ub"},
-    "modelopt": frozenset(
-        "quant_method quant_algo quantization quantized_layers producer exclude_modules group_size config_groups".split()
-    ),
+    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"), _MODELOPT),
 }
 #: Keys that ``layer_override`` applies.
 OVERRIDE = _BITS | {"desc_act", "pack_dtype"}

@@ -173,8 +173,8 @@ def _input_scale(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype, scale_name: str) -> dict[str, Tensor]:
-    """Return the tensors of one linear: the inverse of ``read``. Scales are float32, or in e8m0 if ``spec`` says so; the
-    bias is in ``dtype``.
+    """Return the tensors of one linear: the inverse of ``read``. Scales are float32, or in e8m0 if ``spec`` says so;
+    the bias is in ``dtype``.
 
     Raises ``tensor_mismatch`` for a weight whose codes are integers, or whose scales differ within a block, or are not
     those of ``spec``.

@@ -13,7 +13,8 @@ from aiakq.formats.config_values import first_of, read_integer, read_names, read
 from aiakq.patterns import is_plain
 from aiakq.spec import Float8, LayerSpec, QuantSpec
 
-METHODS = ("modelopt",)
+#: ModelOpt writes the first; the others are vLLM's names of what the algorithms need.
+METHODS = ("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed")
 #: Block size of ``FP8_PB_WO``.
 _BLOCK = 128
 _MXFP4 = LayerSpec(4, 32, activation_bits=8, static_input=True, table="e2m1", scale_type="e8m0")

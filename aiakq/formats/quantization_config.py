@@ -51,9 +51,6 @@ _ALIASES = {
     "compressed_tensors": "compressed-tensors",
     "sparseml": "compressed-tensors",
     "gpt_oss_mxfp4": "mxfp4",
-    "modelopt_fp4": "modelopt",
-    "modelopt_mxfp8": "modelopt",
-    "modelopt_mixed": "modelopt",
 }
 #: Keys of configs without a ``quant_method`` -> the one that they imply: early compressed-tensors, llm-awq, AutoGPTQ.
 _IMPLIED = {

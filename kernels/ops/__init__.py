@@ -21,6 +21,7 @@ from aiakq.kernels.ops import (
     dense,
     embedding,
     experts,
+    float8,
     linear,
     lora,
     norm,
@@ -33,7 +34,6 @@ from aiakq.kernels.ops.batched import BatchedLinear
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
 from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
-from aiakq.kernels.ops.float8 import RoundedInputs
 from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear
 from aiakq.kernels.ops.lora import AdapterRows, LoraProblem, LoraProduct
 from aiakq.kernels.ops.norm import Norm
@@ -118,8 +118,8 @@ class Ops(RecurrentOps):
             return RotatedLinear(self._linear(replace(weight, rotated=False), count, uncut_n))
         inner = weight.without_rounding()
         if inner is not None:
-            rest = replace(weight.to(self.device), codes=weight.codes[:0])
-            return RoundedInputs(self._linear(inner, count, uncut_n, weight.scheme), rest)
+            scale = None if weight.input_scale is None else weight.input_scale.to(self.device)
+            return float8.RoundedInputs(self._linear(inner, count, uncut_n, weight.scheme), scale, weight.rounding)
         problem = weight.problem(self.dtype, self.device_type, self.exact, uncut_n if self.uniform else 0)
         module = self._bind(linear.IMPLEMENTATIONS, problem, scheme or weight.scheme, count)
         return module.prepare(weight.to(self.device), problem)

@@ -39,14 +39,14 @@ def round_blocks(x: Tensor, input_scale: Tensor | None, rounding: InputRounding)
 
 
 def round_e2m1(x: Tensor) -> Tensor:
-    """Return x, of any shape and at most 6 in magnitude, rounded to the nearest e2m1, ties to even."""
+    """Return x [M, ...], at most 6 in magnitude, rounded to the nearest e2m1, ties to even."""
     size = x.abs()
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     return torch.round(x / step) * step
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
-    """Return 2**(exponents - 127) float32 of exponents 0 .. 254 int32, which are the bits of e8m0."""
+    """Return 2**(exponents - 127) float32 of exponents [N, G] int32, 0 .. 254, which are the bits of e8m0."""
     # The lowest is no normal number in float32.
     bits = torch.where(exponents == 0, torch.full_like(exponents, 1 << 22), exponents << 23)
     return bits.view(torch.float32)
@@ -57,7 +57,7 @@ def _powers(highest: Tensor, exponent: int) -> Tensor:
     one.
     """
     biased = (highest.contiguous().view(torch.int32) + (1 << 21)) >> 23
-    return power_of_two((biased - exponent).clamp_(0, 254))
+    return torch.where(highest.isfinite(), power_of_two((biased - exponent).clamp_(0, 254)), highest)
 
 
 def _in_units(highest: Tensor, unit: Tensor, largest: float, rounding: InputRounding) -> Tensor:

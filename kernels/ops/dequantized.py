@@ -6,8 +6,6 @@ Results equal those of the reference; memory is that of an unquantized model. Th
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.float8 import RoundedInputs
 from aiakq.kernels.ops.linear import LinearLayer
@@ -26,4 +24,4 @@ def prepare(weight: QWeight, problem: LinearProblem) -> LinearLayer:
     """Dequantize once to [N, K] and [N] in the dtype of the activations. ``weight`` is not modified."""
     bias = None if weight.bias is None else weight.bias.to(problem.dtype)
     dense = TorchDense(dequantize(weight, problem.dtype), bias)
-    return RoundedInputs(dense, replace(weight, codes=weight.codes[:0])) if weight.scheme == "fp8a8" else dense
+    return RoundedInputs(dense, weight.input_scale, weight.rounding) if weight.scheme == "fp8a8" else dense

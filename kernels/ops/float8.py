@@ -1,5 +1,5 @@
-"""8-bit floats as weight codes and for activations: torch reference of the schemes fp8a16 and fp8a8, and the rounding of
-inputs.
+"""8-bit floats as weight codes and for activations: torch reference of the schemes fp8a16 and fp8a8, and the rounding
+of inputs.
 
 e4m3 and e5m2 are the formats of Micikevicius et al. 2022, arXiv:2209.05433. Activations are rounded to e4m3 with a
 stored scale, or with scales computed from them, as compressed-tensors, DeepSeek-V3 and FBGEMM do: x / scale, cut off at
@@ -32,7 +32,7 @@ def decode(codes: Tensor, code_type: torch.dtype) -> Tensor:
 def round_inputs(x: Tensor, input_scale: Tensor | None, rounding: InputRounding) -> Tensor:
     """Return x [M, K] rounded to e4m3, or what ``rounding`` says, times a scale, as float32.
 
-    input_scale  scalar, the scale of all, or the unit of scales in e4m3; None: scales are computed as ``rounding`` says.
+    input_scale  scalar, the scale of all, or the unit of scales in e4m3; None: ``rounding`` says how they are computed.
     """
     values = x.to(torch.float32)
     if rounding.scales != "float32":
@@ -57,15 +57,16 @@ def _rounded(values: Tensor, scale: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class RoundedInputs(LinearLayer):
-    """Rounds its input as ``weight``, without its codes, says, and applies ``inner``."""
+    """Rounds its input as ``round_inputs`` does, and applies ``inner``."""
 
     inner: LinearLayer
-    weight: QWeight
+    input_scale: Tensor | None
+    rounding: InputRounding
 
     def __call__(self, x: LinearInput) -> Tensor:
         """x [M, K], a Tensor -> [M, N] of the same dtype."""
         assert isinstance(x, Tensor)
-        return self.inner(round_inputs(x, self.weight.input_scale, self.weight.rounding).to(x.dtype))
+        return self.inner(round_inputs(x, self.input_scale, self.rounding).to(x.dtype))
 
 
 @dataclass(eq=False)

@@ -99,15 +99,14 @@ def prepare(weight: QWeight, problem: LinearProblem) -> LinearLayer:
     bias = None if weight.bias is None else weight.bias.to(problem.dtype)
     if weight.code_type is not None:
         floats = FloatCodesLinear(replace(weight, bias=bias))
-        rest = replace(weight, codes=weight.codes[:0])
-        return RoundedInputs(floats, rest) if weight.scheme == "fp8a8" else floats
+        return RoundedInputs(floats, weight.input_scale, weight.rounding) if weight.scheme == "fp8a8" else floats
     if weight.scheme == "w8a8":
         assert weight.group_size == weight.k and weight.zeros is None, "w8a8 weights are symmetric, per channel"
         signed = (weight.codes.to(torch.int16) - 128).to(torch.int8)
         return IntegerLinear(signed, weight.scales[:, 0].to(torch.float32), bias, weight.input_scale)
     stored_bits = weight.bits if weight.bits in packing.SUPPORTED_BITS else 8
     words = packing.pack(weight.codes, stored_bits)
-    return PackedLinear(words, stored_bits, replace(weight, codes=weight.codes[:0], bias=bias), weight.k)
+    return PackedLinear(words, stored_bits, replace(weight, codes=weight.codes[:0].clone(), bias=bias), weight.k)
 
 
 def quantize_activations(x: Tensor, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:

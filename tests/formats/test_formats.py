@@ -39,6 +39,9 @@ def test_every_format_offers_the_whole_interface(name: str) -> None:
     if name == "fp8":
         assert module.supports(spec) == "such files hold 8-bit floats"
         spec = QuantSpec("fp8", name, 8, activation_bits=8, float8=Float8(rows=-1))
+    if name == "modelopt":
+        assert "W4A16_NVFP4" in module.supports(spec)
+        spec = QuantSpec("nvfp4", name, 4, 16, table="e2m1", scale_type="e4m3")
     assert module.supports(spec) is None
     assert quantization_config.read(module.to_config(spec)).format == name
 

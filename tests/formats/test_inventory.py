@@ -347,9 +347,12 @@ def test_scales_of_a_cache_and_heads_for_training_are_left_out_with_a_note(tiny_
         ({"weight": torch.uint8, "weight.absmax": torch.float32, "weight.quant_map": torch.float32}, "bitsandbytes"),
         ({"weight": torch.int8, "SCB": torch.float32}, "bitsandbytes"),
         ({"weight": torch.float8_e4m3fn, "weight_scale_inv": torch.float32}, "FP8"),
-        ({"weight_packed": torch.uint8, "weight_scale": torch.float8_e4m3fn}, "NVFP4"),
-        ({"weight_packed": torch.uint8, "weight_scale": torch.uint8}, "MXFP4"),
-        ({"weight": torch.uint8, "weight_scale": torch.float8_e4m3fn, "weight_scale_2": torch.float32}, "ModelOpt"),
+        ({"weight_packed": torch.uint8, "weight_scale": torch.float8_e4m3fn}, "FP4|quantized embedding"),
+        ({"weight_packed": torch.uint8, "weight_scale": torch.uint8}, "FP4|quantized embedding"),
+        (
+            {"weight": torch.uint8, "weight_scale": torch.float8_e4m3fn, "weight_scale_2": torch.float32},
+            "FP4|embedding",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -309,7 +309,7 @@ def test_a_config_is_found_wherever_programs_write_it(config, tmp_path):
     [
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
         ({"quantization_config": {"quant_method": "deepseek_v4_fp8", "weight_block_size": [128, 128]}}, "FP4"),
-        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "ModelOpt"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}}, "ModelOpt"),
         ({"quantization_config": {"quant_method": "quark"}}, "Quark"),
         ({"quantization_config": {"quant_method": "mxfp4"}, "model_type": "llama"}, "GPT-OSS only"),
         ({"quantization": {"group_size": 64, "bits": 4}}, "MLX"),

@@ -59,7 +59,7 @@ def take_weight(linear: nn.Linear, weight: QWeight, device: torch.device) -> Non
     if weight.scheme == "w8a8":
         scale = weight.input_scale
         linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0], scale), *args[1:]))
-    if weight.scheme == "fp8a8":
+    if weight.scheme in ("fp8a8", "lut4a8", "lut4a4"):
         static, rounding = weight.input_scale, weight.rounding
 
         def rounded(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from aiakq.formats.inventory import Difference
 from aiakq.formats.model_folder import MANIFEST, read_json
 from aiakq.formats.safetensors_file import DTYPE_BYTES, DTYPE_NAMES, TensorInfo
 from aiakq.kernels.ops import Ops, PlannedOps
-from aiakq.kernels.types import DenseProblem, LinearProblem
+from aiakq.kernels.types import WEIGHT_ONLY, DenseProblem, LinearProblem
 from aiakq.spec import QuantSpec
 
 if TYPE_CHECKING:
@@ -277,9 +277,9 @@ def _modules(inventory: Mapping[str, TensorInfo], linears: set[str]) -> dict[str
 def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
     spec = checkpoint.linear_spec(name)
     dimensions, group_size = checkpoint.dimensions(name)
-    scheme = spec.scheme if spec.activation_bits or spec.float8 else f"w{dimensions.bits}a16"
+    scheme = spec.scheme if spec.activation_bits or spec.float8 or spec.table else f"w{dimensions.bits}a16"
     problem = LinearProblem(
-        scheme=scheme,
+        scheme=WEIGHT_ONLY.get(scheme, scheme),
         n=dimensions.n,
         k=dimensions.k,
         group_size=group_size,

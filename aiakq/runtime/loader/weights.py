@@ -9,8 +9,7 @@ from torch import Tensor
 
 from aiakq import formats
 from aiakq.errors import error
-from aiakq.formats import mxfp4
-from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.checkpoint import Checkpoint, packed_bytes
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
@@ -179,12 +178,12 @@ def _is_decoded_on_gpu(config: EngineConfig, checkpoint: Checkpoint) -> bool:
     spec, device = config.spec, config.device.device
     specs = [] if spec is None else [spec.layer, *(layer for _, layer in spec.layers if layer is not None)]
     floats = any(layer.float8 is not None or layer.table is not None for layer in specs)
-    return device.type == "cuda" and (floats or mxfp4.packed_bytes(checkpoint.inventory) > 0)
+    return device.type == "cuda" and (floats or packed_bytes(checkpoint.inventory) > 0)
 
 
 def _expanded(config: EngineConfig, checkpoint: Checkpoint) -> float:
     """Return the bytes of all quantized weights in the dtype of activations."""
-    expanded = mxfp4.packed_bytes(checkpoint.inventory) * 2.0 * config.device.dtype.itemsize
+    expanded = packed_bytes(checkpoint.inventory) * 2.0 * config.device.dtype.itemsize
     for prefix in checkpoint.quantized_linears() if config.spec is not None else ():
         # Codes are the largest tensors. If the config is wrong about their width, only this estimate is affected.
         info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)
