@@ -22,9 +22,8 @@ from torch import Tensor
 from aiakq import __version__
 from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.file import GGUFFile
-from aiakq.formats.gguf_model import config_of, tensor_names
+from aiakq.formats.gguf_model import config_of
 from aiakq.formats.gguf_model.keys import Keys, unsupported
-from aiakq.formats.gguf_model.sources import TensorSource
 from aiakq.formats.gguf_model.tokenizer import special_ids, tokenizer_files
 from aiakq.formats.model_folder import read_json
 
@@ -149,8 +148,6 @@ def model_files(file: GGUFFile) -> dict[str, Any]:
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     config = config_of(keys, shapes, lambda name: _floats(file, name))
     config |= special_ids(keys)
-    if kinds := _quantized(file, tensor_names(config, keys, shapes)):
-        config["quantization_config"] = {"quant_method": "gguf", "kinds": kinds}
     mark: dict[str, Any] = {"file": str(file.path)}
     try:
         files = tokenizer_files(keys)
@@ -162,17 +159,6 @@ def model_files(file: GGUFFile) -> dict[str, Any]:
         _check_size(keys, files["tokenizer.json"], config["vocab_size"])
         config["eos_token_id"] = files["generation_config.json"]["eos_token_id"] or config.get("eos_token_id")
     return {"config.json": config, **files, MARK: mark}
-
-
-def _quantized(file: GGUFFile, sources: Mapping[str, TensorSource]) -> dict[str, list[str]]:
-    """Return kind of blocks -> names of the matrices of the model that consist of rows of such blocks."""
-    found: dict[str, list[str]] = {}
-    for name, source in sources.items():
-        kinds = {file.tensors[part.tensor].kind for part in source.parts}
-        kind = next(iter(kinds))
-        if source.is_rows and len(kinds) == 1 and kind.values > 1:
-            found.setdefault(kind.name, []).append(name.removesuffix(".weight"))
-    return found
 
 
 def _check_size(keys: Keys, tokenizer: Mapping[str, Any], rows: int) -> None:
