@@ -53,6 +53,7 @@ class LayerSpec:
     static_input: bool = False
     float8: Float8 | None = None
     table: str | None = None
+    blocks: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class QuantSpec:
     activation_bits  8 if activations are quantized too (scheme w8a8), else None.
     float8           how the scales of codes that are 8-bit floats are shared; None for other codes.
     table            name of the values (aiakq/kernels/tables.py) that 4-bit codes are indices of; None for other codes.
+    blocks           ggml's name of the blocks that hold a row, like Q4_K; None in other formats than GGUF.
     static_input     activations use a stored scale instead of one computed per token.
     desc_act         the file stores the group index of every input, in no order (GPTQ act-order).
     ignore           names or patterns (aiakq/patterns.py) of modules that are not quantized.
@@ -84,6 +86,7 @@ class QuantSpec:
     static_input: bool = False
     float8: Float8 | None = None
     table: str | None = None
+    blocks: str | None = None
     desc_act: bool = False
     ignore: tuple[str, ...] = ("lm_head",)
     layers: tuple[tuple[str, LayerSpec | None], ...] = ()

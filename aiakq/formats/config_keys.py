@@ -89,6 +89,7 @@ APPLIED: Mapping[str, Collection[str]] = {
         "quant_method activation_scheme fmt expert_dtype scale_fmt weight_block_size ignored_layers".split()
     ),
     "fbgemm_fp8": {"quant_method", "activation_scale_ub"},
+    "gguf": {"quant_method", "blocks", "modules", "not_quantized"},
     "modelopt": frozenset("quant_method quant_algo quantization producer exclude_modules config_groups".split()),
 }
 #: Keys that ``layer_override`` applies.

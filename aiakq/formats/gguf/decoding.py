@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from aiakq.errors import error
 from aiakq.formats.checks import finite
-from aiakq.formats.config_values import unsupported
 from aiakq.formats.gguf.blocks import LAYOUTS
 from aiakq.formats.gguf.kinds import Kind
 from aiakq.kernels.tables import TABLES
@@ -30,10 +30,11 @@ _STEP = 1 << 24
 
 
 def check_kind(kind: Kind, name: str) -> None:
-    """Raise ``format_unsupported`` for a kind that is not read; ``name`` is the tensor."""
+    """Raise ``gguf_unsupported`` for a kind that is not read; ``name`` is the tensor."""
     if kind.name not in LAYOUTS and kind.name not in PLAIN:
         known = ", ".join(LAYOUTS)
-        raise unsupported(f"{name:.200} is stored as {kind.name} (of GGUF's quantized kinds, {known} are read)")
+        reason = f"the tensor {name:.200} is stored as {kind.name} (aiakq reads {known})"
+        raise error("gguf_unsupported", reason=reason)
 
 
 def read_weight(rows: Tensor, kind: Kind, name: str, bias: Tensor | None = None) -> QWeight:
@@ -41,7 +42,7 @@ def read_weight(rows: Tensor, kind: Kind, name: str, bias: Tensor | None = None)
 
     bias  [N] float, or None.
 
-    Raises ``format_unsupported`` for a kind that is not read, ``not_finite``.
+    Raises ``gguf_unsupported`` for a kind that is not read, ``not_finite``.
     """
     check_kind(kind, name)
     layout = LAYOUTS[kind.name]

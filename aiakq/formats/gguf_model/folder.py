@@ -24,13 +24,14 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model import config_of
 from aiakq.formats.gguf_model.keys import Keys, unsupported
+from aiakq.formats.gguf_model.tensors import ModelTensors
 from aiakq.formats.gguf_model.tokenizer import special_ids, tokenizer_files
 from aiakq.formats.model_folder import read_json
 
 #: Names the GGUF file, in a folder that ``gguf_folder`` made.
 MARK = "gguf.json"
 #: Changes whenever the files of a folder would be others.
-_FORMAT = 1
+_FORMAT = 2
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})")
 #: Files beside models: projectors of images, and statistics of calibration.
 _NO_MODEL = re.compile(r"(mmproj|mtp)[-_].*|.*[-_.](imatrix|mmproj)([-_.].*)?", re.IGNORECASE)
@@ -148,6 +149,8 @@ def model_files(file: GGUFFile) -> dict[str, Any]:
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     config = config_of(keys, shapes, lambda name: _floats(file, name))
     config |= special_ids(keys)
+    if (quantization := ModelTensors.of(file, config).quantization_config()) is not None:
+        config["quantization_config"] = quantization
     mark: dict[str, Any] = {"file": str(file.path)}
     try:
         files = tokenizer_files(keys)

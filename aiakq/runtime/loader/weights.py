@@ -138,6 +138,8 @@ def open_weights(config: EngineConfig, collective: Collective | None = None) -> 
     load = config.load
     checkpoint = Checkpoint.open(load.path, load.load_format, load.ignore_patterns, config.model.raw)
     checkpoint.mapped = load.mapped
+    if checkpoint.gguf is not None:
+        checkpoint.gguf.dtype = config.device.dtype
     may_dequantize = _may_dequantize(config, checkpoint)
     weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective))
     if _is_decoded_on_gpu(config):
