@@ -67,7 +67,11 @@ class Vocabulary:
             raise keys.malformed(_PREFIX + "tokens", tokens, "a list of strings")
         kinds = keys.array(_PREFIX + "token_type", int, "integers", len(tokens)) or [NORMAL] * len(tokens)
         scores = keys.array(_PREFIX + "scores", float, "numbers", len(tokens)) or []
-        return Vocabulary(keys, model, tokens, kinds, scores, _merges(keys, tokens, model))
+        merges = _merges(keys, tokens)
+        needed = model == "gpt2" and any(kind == NORMAL and len(tokens[id]) > 1 for id, kind in enumerate(kinds))
+        if merges is None and needed:
+            raise keys.malformed(_PREFIX + "merges", None, "a list of strings")
+        return Vocabulary(keys, model, tokens, kinds, scores, merges or [])
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -115,13 +119,11 @@ def no_tokenizer(kind: str) -> str:
     return f"it has a tokenizer {kind}; name a folder that has its tokenizer with --tokenizer"
 
 
-def _merges(keys: Keys, tokens: list[str], model: str) -> list[tuple[str, str]]:
-    """Return the merges. Raises ``model_malformed`` for one that is not a pair of tokens that give a token."""
+def _merges(keys: Keys, tokens: list[str]) -> list[tuple[str, str]] | None:
+    """Return the merges, or None without them. Raises ``model_malformed`` for one that is not a pair of tokens that give a token."""
     lines = keys.array(_PREFIX + "merges", str, "strings")
     if lines is None:
-        if model == "gpt2":
-            raise keys.malformed(_PREFIX + "merges", None, "a list of strings")
-        return []
+        return None
     known, pairs = set(tokens), []
     for line in lines:
         left, space, right = line.partition(" ")
