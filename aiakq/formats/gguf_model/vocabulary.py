@@ -120,7 +120,7 @@ def no_tokenizer(kind: str) -> str:
 
 
 def _merges(keys: Keys, tokens: list[str]) -> list[tuple[str, str]] | None:
-    """Return the merges, or None without them. Raises ``model_malformed`` for one that is not a pair of tokens that give a token."""
+    """Return the merges, or None without them. Raises ``model_malformed`` for one that does not give a token."""
     lines = keys.array(_PREFIX + "merges", str, "strings")
     if lines is None:
         return None
