@@ -2,7 +2,7 @@
 
 A GGUF file holds a model under the names of llama.cpp, with settings as typed keys. ``config_of`` translates these into
 config.json, ``tensor_names`` the names of tensors, with what the converter changed about them, and tokenizer.py the
-vocabulary. A family is one entry in the tables of dense.py and sparse.py.
+vocabulary. A family is one entry in the tables of dense.py, early.py and sparse.py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.formats.gguf_model.dense import DENSE
+from aiakq.formats.gguf_model.early import EARLY
 from aiakq.formats.gguf_model.family import Family, Model, Shapes, Table, common_config
 from aiakq.formats.gguf_model.keys import Keys, unsupported
 from aiakq.formats.gguf_model.rules import Plain, Rule, Stored
 from aiakq.formats.gguf_model.sources import TensorSource
 from aiakq.formats.gguf_model.sparse import SPARSE
 
-FAMILIES: Mapping[str, Family] = {**DENSE, **SPARSE}
+FAMILIES: Mapping[str, Family] = {**DENSE, **EARLY, **SPARSE}
 #: Tensors whose values are in the config.
 _IN_CONFIG = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
 _NAME = re.compile(
