@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.formats.gguf_model.dense import NORMS
-from aiakq.formats.gguf_model.family import Family, Model, Table
+from aiakq.formats.gguf_model.family import GGUFFamily, GGUFModel, Table
 from aiakq.formats.gguf_model.keys import unsupported
 from aiakq.formats.gguf_model.rules import GroupedQKV, PlainBeside, Transposed
 
@@ -14,18 +14,18 @@ from aiakq.formats.gguf_model.rules import GroupedQKV, PlainBeside, Transposed
 _BY_HEADS = {"num_key_value_heads": None, "head_dim": None}
 
 
-def gpt2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def gpt2(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """GPT-2."""
     return {"activation_function": "gelu_new", **_BY_HEADS}
 
 
-def gpt_bigcode(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def gpt_bigcode(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """GPT-BigCode, which is SantaCoder's and StarCoder's."""
     multi = config["num_key_value_heads"] == 1
     return {"activation_function": "gelu_pytorch_tanh", "multi_query": multi, **_BY_HEADS}
 
 
-def falcon(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def falcon(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Falcon."""
     model.keys.fixed("tensor_data_layout", "jploski")
     if model.has("blk.0.attn_qkv.bias"):
@@ -46,7 +46,7 @@ def falcon(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def mpt(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def mpt(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """MPT."""
     keys = model.keys
     alibi = keys.number("attention.max_alibi_bias", 0.0)
@@ -64,7 +64,7 @@ def mpt(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def bloom(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def bloom(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """BLOOM."""
     return {"seq_length": config["max_position_embeddings"], "intermediate_size": None, **_BY_HEADS}
 
@@ -95,8 +95,8 @@ _WORDS: Table = {
     "ffn_down": "mlp.dense_4h_to_h",
 }
 
-EARLY: dict[str, Family] = {
-    "gpt2": Family(
+EARLY: dict[str, GGUFFamily] = {
+    "gpt2": GGUFFamily(
         "GPT2LMHeadModel",
         "gpt2",
         {
@@ -113,7 +113,7 @@ EARLY: dict[str, Family] = {
         sizes=_GPT2_SIZES,
         rotary=False,
     ),
-    "starcoder": Family(
+    "starcoder": GGUFFamily(
         "GPTBigCodeForCausalLM",
         "gpt_bigcode",
         {
@@ -130,7 +130,7 @@ EARLY: dict[str, Family] = {
         sizes=_GPT2_SIZES,
         rotary=False,
     ),
-    "falcon": Family(
+    "falcon": GGUFFamily(
         "FalconForCausalLM",
         "falcon",
         {
@@ -144,7 +144,7 @@ EARLY: dict[str, Family] = {
         layers="transformer.h.{layer}.",
         epsilon="layer_norm_epsilon",
     ),
-    "bloom": Family(
+    "bloom": GGUFFamily(
         "BloomForCausalLM",
         "bloom",
         {
@@ -159,7 +159,7 @@ EARLY: dict[str, Family] = {
         sizes={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
         rotary=False,
     ),
-    "mpt": Family(
+    "mpt": GGUFFamily(
         "MptForCausalLM",
         "mpt",
         {

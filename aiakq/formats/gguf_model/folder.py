@@ -23,7 +23,7 @@ from aiakq import __version__
 from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model import config_of
-from aiakq.formats.gguf_model.keys import Keys, unsupported
+from aiakq.formats.gguf_model.keys import Metadata, unsupported
 from aiakq.formats.gguf_model.tensors import ModelTensors
 from aiakq.formats.gguf_model.tokenizer import special_ids, tokenizer_files
 from aiakq.formats.model_folder import read_json
@@ -145,7 +145,7 @@ def missing_tokenizer(folder: Path) -> AiakqError | None:
 
 def model_files(file: GGUFFile) -> dict[str, Any]:
     """Return the contents of the files of a model folder, by name, with MARK last. Raises as ``config_of``."""
-    keys = Keys(file.metadata, file.path.name)
+    keys = Metadata(file.metadata, file.path.name)
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     config = config_of(keys, shapes, lambda name: _floats(file, name))
     config |= special_ids(keys)
@@ -164,7 +164,7 @@ def model_files(file: GGUFFile) -> dict[str, Any]:
     return {"config.json": config, **files, MARK: mark}
 
 
-def _check_size(keys: Keys, tokenizer: Mapping[str, Any], rows: int) -> None:
+def _check_size(keys: Metadata, tokenizer: Mapping[str, Any], rows: int) -> None:
     """Raise ``model_malformed`` for more tokens than the embedding has rows."""
     count = max(tokenizer["model"]["vocab"].values(), default=-1) + 1
     if count > rows:

@@ -22,8 +22,8 @@ from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf.kinds import KINDS, NUMBERS, Kind
 from aiakq.formats.gguf.linears import config_for
 from aiakq.formats.gguf_model import tensor_names
-from aiakq.formats.gguf_model.keys import Keys
-from aiakq.formats.gguf_model.sources import Part, TensorSource
+from aiakq.formats.gguf_model.keys import Metadata
+from aiakq.formats.gguf_model.sources import TensorPart, TensorSource
 from aiakq.formats.model_folder import some_of
 from aiakq.formats.safetensors_file import TensorInfo
 
@@ -60,7 +60,7 @@ class ModelTensors:
         Raises what ``tensor_names`` raises, and ``gguf_unsupported`` for kinds of blocks that are not read.
         """
         shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-        found = cls(file, tensor_names(config, Keys(file.metadata, file.path.name), shapes))
+        found = cls(file, tensor_names(config, Metadata(file.metadata, file.path.name), shapes))
         for name, source in found.sources.items():
             for part in source.parts:
                 check_kind(file.tensors[part.tensor].kind, part.tensor)
@@ -140,7 +140,7 @@ class ModelTensors:
             raise error("model_malformed", file=self.file.path.name, reason=reason) from None
         return value.T.contiguous() if source.transposed else value.contiguous()
 
-    def _part(self, part: Part, decode: Callable[[Tensor, Kind], Tensor]) -> Tensor:
+    def _part(self, part: TensorPart, decode: Callable[[Tensor, Kind], Tensor]) -> Tensor:
         """Read a part, of a stack only the expert that is asked for."""
         tensor = self.file.tensors[part.tensor]
         shape, first, end = tensor.shape, 0, tensor.rows

@@ -12,7 +12,7 @@ from gguf_files import FAMILIES, floats, original, originals, unpacked
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model import FAMILIES as TABLES
 from aiakq.formats.gguf_model import config_of, tensor_names
-from aiakq.formats.gguf_model.keys import Keys
+from aiakq.formats.gguf_model.keys import Metadata
 from aiakq.runtime.config.model import ModelConfig
 
 #: What the converter leaves out of files, or replaces, and the value that is used instead.
@@ -25,9 +25,9 @@ LOST: dict[str, dict[str, Any]] = {
 }
 
 
-def read(family: str, folder) -> tuple[GGUFFile, Keys, dict[str, Any]]:
+def read(family: str, folder) -> tuple[GGUFFile, Metadata, dict[str, Any]]:
     file = GGUFFile.open(unpacked(family, folder))
-    keys = Keys(file.metadata, file.path.name)
+    keys = Metadata(file.metadata, file.path.name)
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     return file, keys, config_of(keys, shapes, lambda name: floats(file, name))
 

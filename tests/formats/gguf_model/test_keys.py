@@ -9,7 +9,7 @@ import torch
 
 from aiakq.errors import AiakqError
 from aiakq.formats.gguf_model import config_of, tensor_names
-from aiakq.formats.gguf_model.keys import Keys, shortest
+from aiakq.formats.gguf_model.keys import Metadata, shortest
 
 LLAMA: dict[str, Any] = {
     "general.architecture": "llama",
@@ -27,7 +27,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"token_embd.weight": (300, 64), "output.we
 
 def config(changes: dict[str, Any], shapes: dict[str, tuple[int, ...]] = SHAPES) -> Any:
     values = {key: value for key, value in (LLAMA | changes).items() if value is not None}
-    return config_of(Keys(values, "x.gguf"), shapes, lambda name: torch.ones(0))
+    return config_of(Metadata(values, "x.gguf"), shapes, lambda name: torch.ones(0))
 
 
 def test_floats_are_the_shortest_with_their_float32():
@@ -111,7 +111,7 @@ def llama3_factors(dim: int, base: float, factor: float) -> torch.Tensor:
 
 def with_factors(factors: torch.Tensor) -> Any:
     shapes = SHAPES | {"rope_freqs.weight": tuple(factors.shape)}
-    return config_of(Keys(LLAMA, "x.gguf"), shapes, lambda name: factors)
+    return config_of(Metadata(LLAMA, "x.gguf"), shapes, lambda name: factors)
 
 
 def test_factors_of_frequencies_are_recognized_as_llama_3s():
@@ -133,9 +133,9 @@ def test_factors_of_frequencies_are_recognized_as_llama_3s():
 def test_a_tensor_of_another_family_is_refused_by_name():
     for name, named in (("blk.0.ssm_in.weight", "ssm_in"), ("of_tomorrow", "of_tomorrow")):
         with pytest.raises(AiakqError, match=named):
-            tensor_names(config({}), Keys(LLAMA, "x.gguf"), SHAPES | {name: (64, 64)})
+            tensor_names(config({}), Metadata(LLAMA, "x.gguf"), SHAPES | {name: (64, 64)})
 
 
 def test_a_tensor_of_another_shape_is_refused_by_name():
     with pytest.raises(AiakqError, match=r"blk\.0\.attn_q\.weight has the shape"):
-        tensor_names(config({}), Keys(LLAMA, "x.gguf"), SHAPES | {"blk.0.attn_q.weight": (66, 64)})
+        tensor_names(config({}), Metadata(LLAMA, "x.gguf"), SHAPES | {"blk.0.attn_q.weight": (66, 64)})

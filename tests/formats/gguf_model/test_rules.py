@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from aiakq.formats.gguf_model.rules import GroupedQKV, Keys, Queries, Shifted, SplitQKV, Stored, Transposed
+from aiakq.formats.gguf_model.rules import (
+    GroupedQKV,
+    RotatedKeys,
+    RotatedQueries,
+    Shifted,
+    SplitQKV,
+    Stored,
+    Transposed,
+)
 from aiakq.formats.gguf_model.sparse import interleaved_columns, latent_rows
 
 CONFIG = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8, "hidden_size": 48}
@@ -24,7 +32,7 @@ def read(rule, stored: torch.Tensor, name: str = "blk.0.attn.weight") -> dict[st
 
 
 def test_queries_and_keys_are_those_before_the_permutation():
-    for rule, heads in ((Queries("q"), 6), (Keys("q"), 2)):
+    for rule, heads in ((RotatedQueries("q"), 6), (RotatedKeys("q"), 2)):
         weight, bias = torch.randn(heads * 8, 5), torch.randn(heads * 8)
         assert torch.equal(read(rule, permuted(weight, heads))["q.weight"], weight)
         assert torch.equal(read(rule, permuted(bias, heads), "blk.0.attn.bias")["q.bias"], bias)

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from aiakq.errors import AiakqError
-from aiakq.formats.gguf_model.keys import Keys
+from aiakq.formats.gguf_model.keys import Metadata
 from aiakq.formats.gguf_model.tokenizer import chat_templates, tokenizer_files
 
 TEXTS = (
@@ -56,7 +56,7 @@ def sentencepiece(**changes: Any) -> dict[str, Any]:
 
 
 def tokenizer(metadata: dict[str, Any]) -> Tokenizer:
-    return Tokenizer.from_str(json.dumps(tokenizer_files(Keys(metadata, "x.gguf"))["tokenizer.json"]))
+    return Tokenizer.from_str(json.dumps(tokenizer_files(Metadata(metadata, "x.gguf"))["tokenizer.json"]))
 
 
 def test_byte_level_ids_are_those_of_the_original(example_model):
@@ -84,8 +84,8 @@ def test_bos_and_eos_are_added_as_the_file_says(bos, eos):
 
 
 def test_ends_of_turns_end_answers_if_there_is_a_template(example_model):
-    plain = tokenizer_files(Keys(metadata_of(example_model), "x.gguf"))
-    chat = tokenizer_files(Keys(metadata_of(example_model, chat_template="{{ messages }}"), "x.gguf"))
+    plain = tokenizer_files(Metadata(metadata_of(example_model), "x.gguf"))
+    chat = tokenizer_files(Metadata(metadata_of(example_model, chat_template="{{ messages }}"), "x.gguf"))
     assert plain["generation_config.json"]["eos_token_id"] == [0]
     assert chat["generation_config.json"]["eos_token_id"] == [0, 2]  # <|im_end|>
     assert chat["tokenizer_config.json"]["chat_template"] == "{{ messages }}"
@@ -97,13 +97,13 @@ def test_named_templates_are_kept():
         "chat_templates": ["tool_use"],
         "chat_template.tool_use": "b",
     }
-    keys = Keys(sentencepiece(**values), "x.gguf")
+    keys = Metadata(sentencepiece(**values), "x.gguf")
     assert chat_templates(keys) == [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
 
 
 def test_sampling_values_become_defaults_of_requests():
     values = {"general.sampling.temp": 0.7, "general.sampling.top_k": 20, "general.sampling.penalty_repeat": 1.05}
-    generation = tokenizer_files(Keys(sentencepiece() | values, "x.gguf"))["generation_config.json"]
+    generation = tokenizer_files(Metadata(sentencepiece() | values, "x.gguf"))["generation_config.json"]
     assert (generation["temperature"], generation["top_k"], generation["repetition_penalty"]) == (0.7, 20, 1.05)
 
 
@@ -130,7 +130,7 @@ def test_sampling_values_become_defaults_of_requests():
 def test_another_tokenizer_is_refused_by_name(example_model, changes, kind, named):
     metadata = {key: value for key, value in metadata_of(example_model, **changes).items() if value is not None}
     with pytest.raises(AiakqError) as refused:
-        tokenizer_files(Keys(metadata, "x.gguf"))
+        tokenizer_files(Metadata(metadata, "x.gguf"))
     assert refused.value.id == kind and named in str(refused.value)
 
 
@@ -138,4 +138,4 @@ def test_sentencepiece_without_scores_is_refused():
     metadata = sentencepiece()
     del metadata["tokenizer.ggml.scores"]
     with pytest.raises(AiakqError, match="scores"):
-        tokenizer_files(Keys(metadata, "x.gguf"))
+        tokenizer_files(Metadata(metadata, "x.gguf"))
