@@ -138,7 +138,7 @@ class RotatedKeys(RotatedQueries):
 
 @dataclass(frozen=True)
 class SplitQKV:
-    """One tensor of queries, keys and values that are separate in the checkpoint; ``interleaved`` as in RotatedQueries."""
+    """One tensor of queries, keys and values that are separate in the checkpoint; interleaved as RotatedQueries."""
 
     query: str
     key: str
