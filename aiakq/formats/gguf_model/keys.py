@@ -174,5 +174,6 @@ def _is_number(value: object) -> bool:
 
 def shortest(value: float) -> float:
     """Return the shortest decimal number with the float32 of ``value``: 1e-05 for 9.999999747378752e-06."""
-    rounded = numpy.float32(value)
+    with numpy.errstate(over="ignore"):
+        rounded = numpy.float32(value)
     return float(str(rounded)) if numpy.isfinite(rounded) and float(rounded) == value else value
