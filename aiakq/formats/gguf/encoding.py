@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -30,8 +31,8 @@ def encode(values: Tensor, kind: str, name: str = "tensor") -> Tensor:
         _check_finite(stored, name)
         return stored.view(torch.uint8)
     block = KINDS[NUMBERS[kind]]
+    _check_finite(values, name, torch.finfo(torch.float16).max)
     assert values.shape[1] % block.values == 0, f"{values.shape[1]} inputs are no whole blocks of {kind}"
-    _check_finite(values, name)
     rows = []
     step = max(1, _STEP // values.shape[1])
     for part in values.float().split(step):
@@ -39,11 +40,10 @@ def encode(values: Tensor, kind: str, name: str = "tensor") -> Tensor:
     return torch.cat(rows)
 
 
-def _check_finite(values: Tensor, name: str) -> None:
-    if not bool(torch.isfinite(values).all()) or float(values.abs().max()) > 65504:
-        hint = "Such values cannot be stored in blocks with scales in float16."
-        if not bool(torch.isfinite(values).all()) or values.dtype == torch.float16:
-            raise error("not_finite", what=name, hint=hint)
+def _check_finite(values: Tensor, name: str, largest: float = math.inf) -> None:
+    if not bool((values.float().abs() <= min(largest, torch.finfo(torch.float32).max)).all()):
+        hint = "Weights must be finite, and blocks with scales in float16 hold none above 65504."
+        raise error("not_finite", what=name, hint=hint)
 
 
 def exact_blocks(weight: QWeight) -> tuple[str, Tensor] | None:
