@@ -76,20 +76,21 @@ def read_floats(rows: Tensor, kind: Kind, name: str, dtype: torch.dtype | None =
     values = torch.empty(len(rows), k, dtype=dtype or torch.float32)
     step = max(1, _STEP // k)
     for start in range(0, len(rows), step):
-        values[start : start + step] = _values(read_weight(rows[start : start + step], kind, name))
+        values[start : start + step] = values_of(read_weight(rows[start : start + step], kind, name))
     return values
 
 
-def _values(weight: QWeight) -> Tensor:
-    """Return W [N, K] float32: codes times scales, then the offsets."""
+def values_of(weight: QWeight) -> Tensor:
+    """Return W [N, K] float32, K a multiple of the group size: codes times scales, then the offsets."""
     groups = weight.codes.view(weight.n, -1, weight.group_size)
     if weight.table is not None:
         codes = weight.table[groups.int()]
     elif weight.offsets is not None:
         codes = groups.float()
+    elif weight.zeros is None:
+        codes = groups.float() - 2 ** (weight.bits - 1)
     else:
-        zero = 2 ** (weight.bits - 1) if weight.zeros is None else int(weight.zeros[0, 0])
-        codes = groups.float() - zero
+        codes = groups.float() - weight.zeros.float().unsqueeze(2)
     values = codes * weight.scales.float().unsqueeze(2)
     if weight.offsets is not None:
         values += weight.offsets.float().unsqueeze(2)

@@ -6,8 +6,8 @@ For one linear with N outputs and K inputs:
     bias     [N] float, optional
 
 Headers have the shape [N, K], and the kind as dtype. The ``quantization_config`` is aiakq's own, for the config.json
-that gguf_model makes of a file's metadata: ``blocks`` is the kind of most modules, ``modules`` names those of other kinds,
-``not_quantized`` those that are floats.
+that gguf_model makes of a file's metadata: ``blocks`` is the kind of most modules, ``modules`` names those of other
+kinds, ``not_quantized`` those that are floats.
 """
 
 from __future__ import annotations
