@@ -53,6 +53,7 @@ class LayerSpec:
     static_input: bool = False
     float8: Float8 | None = None
     table: str | None = None
+    blocks: str | None = None
     scale_type: str | None = None
 
 
@@ -68,6 +69,7 @@ class QuantSpec:
     activation_bits  8 or 4 if activations are quantized too (schemes w8a8, fp8a8, lut4a8 and lut4a4), else None.
     float8           how the scales of codes that are 8-bit floats are shared; None for other codes.
     table            name of the values (aiakq/kernels/tables.py) that 4-bit codes are indices of; None for other codes.
+    blocks           ggml's name of the blocks that hold a row, like Q4_K; None in other formats than GGUF.
     scale_type       what the scales of a group, and those of activations, are rounded to: e8m0 (MXFP4, MXFP8) or e4m3
                      times a number for the whole layer (NVFP4); None: they are any floats.
     static_input     activations use a stored scale instead of one computed per token, or a stored unit of their scales.
@@ -87,6 +89,7 @@ class QuantSpec:
     static_input: bool = False
     float8: Float8 | None = None
     table: str | None = None
+    blocks: str | None = None
     scale_type: str | None = None
     desc_act: bool = False
     ignore: tuple[str, ...] = ("lm_head",)

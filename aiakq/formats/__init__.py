@@ -31,6 +31,7 @@ FORMATS: Registry[Format] = Registry(
         "awq_gemv_fast": "aiakq.formats.awq_gemv_fast",
         "compressed-tensors": "aiakq.formats.compressed_tensors",
         "fp8": "aiakq.formats.fp8",
+        "gguf": "aiakq.formats.gguf.linears",
         "modelopt": "aiakq.formats.modelopt",
     },
 )

@@ -21,6 +21,9 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config, unread_formats
 from aiakq.formats.checks import check_activation_factors, derive_group_size, finite
 from aiakq.formats.config_values import unsupported
+from aiakq.formats.gguf.file import GGUFFile
+from aiakq.formats.gguf_model.folder import gguf_of
+from aiakq.formats.gguf_model.tensors import ModelTensors
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import (
@@ -59,6 +62,7 @@ class Checkpoint:
     unread     the remark about files of weights that are not read; empty if there are none.
     mapped     whether tensors of safetensors files are memory-mapped: loading is a tenth faster, but truncating a
                shard in the meantime kills the process with SIGBUS.
+    gguf       the tensors of a GGUF file, whose metadata the folder holds, in place of shards; else None.
     threads    threads that read a tensor of a file that is not mapped.
     """
 
@@ -69,6 +73,7 @@ class Checkpoint:
         self.remarks: list[str] = []
         self.unread = ""
         self.mapped = False
+        self.gguf: ModelTensors | None = None
         self.threads = 1
         self._mappings: dict[str, Any] = {}
         self._streams: dict[str, BinaryIO] = {}
@@ -108,6 +113,8 @@ class Checkpoint:
             config = read_json(folder / "config.json", str(folder / "config.json"))
         if len(config) > _MAX_CONFIG_KEYS:  # config classes of transformers are slow for each key
             raise error("model_malformed", file="config.json", reason=f"it has {len(config)} keys")
+        if (file := gguf_of(folder)) is not None:
+            return cls._of_gguf(folder, file, config)
         shards = shard_files(folder, weights, ignore)
         check_manifest(folder, config)
         checkpoint = cls(folder, dict(config))
@@ -121,6 +128,16 @@ class Checkpoint:
         if unread := unread_files(folder, shards, ignore):
             checkpoint.unread = describe_unread(unread, shards)
             checkpoint.remarks.append(checkpoint.unread)
+        return checkpoint
+
+    @classmethod
+    def _of_gguf(cls, folder: Path, file: Path, config: Mapping[str, Any]) -> Checkpoint:
+        """Return the checkpoint of a GGUF file whose metadata ``folder`` holds."""
+        checkpoint = cls(folder, dict(config))
+        checkpoint.gguf = ModelTensors.of(GGUFFile.open(file), config)
+        checkpoint.inventory = checkpoint.gguf.inventory
+        if remark := checkpoint.gguf.remark():
+            checkpoint.remarks.append(remark)
         return checkpoint
 
     def _add_shard(self, file: str, listed: Collection[str] | None, shards: Shards) -> None:
@@ -195,6 +212,8 @@ class Checkpoint:
 
         Raises ``model_malformed`` if the file has changed since its header was read.
         """
+        if self.gguf is not None:
+            return self.gguf.read(name)
         info = self.inventory[name]
         if self.mapped and not info.file.endswith(".bin"):
             mapping = self._mappings.get(info.file) or self._map(info.file)
@@ -271,7 +290,8 @@ class Checkpoint:
 
     def changed_files(self) -> list[str]:
         """Return the recorded files that were written, replaced, added or removed since."""
-        return [file for file, known in self._identities.items() if file_identity(self.path / file) != known]
+        changed = [file for file, known in self._identities.items() if file_identity(self.path / file) != known]
+        return changed + (self.gguf.file.changed_files() if self.gguf else [])
 
     def names(self, prefix: str) -> Iterator[str]:
         """Return the tensors whose name starts with ``prefix``."""
@@ -372,6 +392,8 @@ class Checkpoint:
 
     def close(self) -> None:
         """Close the files; tensors that were read remain valid."""
+        if self.gguf is not None:
+            self.gguf.file.close()
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()

@@ -92,6 +92,7 @@ APPLIED: Mapping[str, Collection[str]] = {
         "quant_method activation_scheme fmt expert_dtype scale_fmt weight_block_size ignored_layers".split()
     ),
     "fbgemm_fp8": {"quant_method", "activation_scale_ub"},
+    "gguf": {"quant_method", "blocks", "modules", "not_quantized"},
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"), _MODELOPT),
 }
 #: Keys that ``layer_override`` applies.

@@ -115,12 +115,25 @@ def resolve_model(
         return gguf_folder(path)
     if os.path.isdir(path):  # unlike path.is_dir, accepts names of any length
         return _model_in(path, quantization, weights)
-    import huggingface_hub
-
     if (sentence := what_is_here(name)) is not None:
         announce(sentence)
+    folder, files = _from_hub(name, quantization, revision, cache, weights, ignore, token)
+    return _model_in(folder, quantization, weights, files)
+
+
+def _from_hub(
+    name: str,
+    quantization: str,
+    revision: str | None,
+    cache: str | None,
+    weights: str,
+    ignore: Sequence[str],
+    token: str | None,
+) -> tuple[Path, list[str]]:
+    """Return the folder of a snapshot, and the patterns of weights that were downloaded; see ``resolve_model``."""
+    import huggingface_hub
+
     access = True if token == "" else token
-    kind = weights
     options: dict[str, Any] = {"revision": revision, "cache_dir": cache, "token": access}
     if not hub_answers():  # what is in the cache can still be used
         options["local_files_only"] = True
@@ -148,7 +161,7 @@ def resolve_model(
         lines = str(problem).strip().splitlines()
         reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
         raise error("model_hub", name=name, reason=reason) from problem
-    return _model_in(Path(folder), quantization, kind, wanted)
+    return Path(folder), wanted
 
 
 def _model_in(folder: Path, quantization: str, weights: str, files: Sequence[str] = ()) -> Path:

@@ -25,7 +25,6 @@ METHODS = {
     "quanto": "optimum-quanto",
     "torchao": "torchao",
     "hqq": "HQQ",
-    "gguf": "GGUF",
     "mlx": "MLX",
     "metal": "MLX",
     "aqlm": "AQLM",

@@ -77,8 +77,6 @@ def test_a_separate_file_of_scales_comes_with_a_model_that_names_it(repository):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("model.gguf", b"GGUF\x03", "is a GGUF file"),
-        ("renamed", b"GGUF\x03", "is a GGUF file"),
         ("model.safetensors", b"", "is a file of safetensors"),
         ("pytorch_model.bin", b"PK", "is a file of torch"),
         ("config.json", b"{}", "Give the folder that it is in"),

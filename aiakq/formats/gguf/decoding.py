@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from aiakq.errors import error
 from aiakq.formats.checks import finite
-from aiakq.formats.config_values import unsupported
 from aiakq.formats.gguf.blocks import LAYOUTS
 from aiakq.formats.gguf.kinds import Kind
 from aiakq.kernels.tables import TABLES
@@ -30,10 +30,11 @@ _STEP = 1 << 24
 
 
 def check_kind(kind: Kind, name: str) -> None:
-    """Raise ``format_unsupported`` for a kind that is not read; ``name`` is the tensor."""
+    """Raise ``gguf_unsupported`` for a kind that is not read; ``name`` is the tensor."""
     if kind.name not in LAYOUTS and kind.name not in PLAIN:
         known = ", ".join(LAYOUTS)
-        raise unsupported(f"{name:.200} is stored as {kind.name} (of GGUF's quantized kinds, {known} are read)")
+        reason = f"the tensor {name:.200} is stored as {kind.name} (aiakq reads {known})"
+        raise error("gguf_unsupported", reason=reason)
 
 
 def read_weight(rows: Tensor, kind: Kind, name: str, bias: Tensor | None = None) -> QWeight:
@@ -41,7 +42,7 @@ def read_weight(rows: Tensor, kind: Kind, name: str, bias: Tensor | None = None)
 
     bias  [N] float, or None.
 
-    Raises ``format_unsupported`` for a kind that is not read, ``not_finite``.
+    Raises ``gguf_unsupported`` for a kind that is not read, ``not_finite``.
     """
     check_kind(kind, name)
     layout = LAYOUTS[kind.name]
@@ -75,20 +76,21 @@ def read_floats(rows: Tensor, kind: Kind, name: str, dtype: torch.dtype | None =
     values = torch.empty(len(rows), k, dtype=dtype or torch.float32)
     step = max(1, _STEP // k)
     for start in range(0, len(rows), step):
-        values[start : start + step] = _values(read_weight(rows[start : start + step], kind, name))
+        values[start : start + step] = values_of(read_weight(rows[start : start + step], kind, name))
     return values
 
 
-def _values(weight: QWeight) -> Tensor:
-    """Return W [N, K] float32: codes times scales, then the offsets."""
+def values_of(weight: QWeight) -> Tensor:
+    """Return W [N, K] float32, K a multiple of the group size: codes times scales, then the offsets."""
     groups = weight.codes.view(weight.n, -1, weight.group_size)
     if weight.table is not None:
         codes = weight.table[groups.int()]
     elif weight.offsets is not None:
         codes = groups.float()
+    elif weight.zeros is None:
+        codes = groups.float() - 2 ** (weight.bits - 1)
     else:
-        zero = 2 ** (weight.bits - 1) if weight.zeros is None else int(weight.zeros[0, 0])
-        codes = groups.float() - zero
+        codes = groups.float() - weight.zeros.float().unsqueeze(2)
     values = codes * weight.scales.float().unsqueeze(2)
     if weight.offsets is not None:
         values += weight.offsets.float().unsqueeze(2)

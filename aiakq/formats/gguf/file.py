@@ -24,7 +24,6 @@ from typing import BinaryIO
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.config_values import unsupported
 from aiakq.formats.gguf.cursor import Cursor
 from aiakq.formats.gguf.kinds import KINDS, REMOVED, Kind
 from aiakq.formats.model_folder import file_identity, open_regular, real_path
@@ -90,7 +89,7 @@ class GGUFFile:
     def open(cls, path: str | Path) -> GGUFFile:
         """Read the headers of a file, and of all others of a model that was split.
 
-        Raises ``model_malformed``, ``model_incomplete`` for a part that is missing, ``format_unsupported`` for another
+        Raises ``model_malformed``, ``model_incomplete`` for a part that is missing, ``gguf_unsupported`` for another
         version, byte order or kind of tensor, ``path_outside_model`` and ``broken_link``.
         """
         given = Path(path)
@@ -212,11 +211,15 @@ def _read_header(folder: Path, file: str) -> tuple[dict[str, object], dict[str, 
         return metadata, _read_tensors(cursor, num_tensors, alignment, file)
 
 
+def _unsupported(reason: str) -> AiakqError:
+    return error("gguf_unsupported", reason=reason)
+
+
 def _check_version(version: int, file: str) -> None:
     if version & 0xFFFF == 0:
-        raise unsupported(f"{file} is a GGUF file for big-endian machines")
+        raise _unsupported(f"{file} is a GGUF file for big-endian machines")
     if version not in _VERSIONS:
-        raise unsupported(f"{file} is a GGUF file of version {version}, and versions 2 and 3 are read")
+        raise _unsupported(f"{file} is a GGUF file of version {version}, and versions 2 and 3 are read")
 
 
 def _name(cursor: Cursor, what: str, limit: int) -> str:
@@ -273,7 +276,7 @@ def _read_tensor_header(cursor: Cursor, name: str, alignment: int, file: str) ->
     if kind is None:
         removed = number in REMOVED
         reason = "which llama.cpp no longer reads" if removed else "which is newer than this version of aiakq"
-        raise unsupported(f"{what} of {file} is of the kind {REMOVED.get(number, number)}, {reason}")
+        raise _unsupported(f"{what} of {file} is of the kind {REMOVED.get(number, number)}, {reason}")
     if not all(0 < size < 2**48 for size in shape) or shape[-1] % kind.values:
         raise cursor.bad(f"{what} has the shape {list(shape)}, and {kind.name} has blocks of {kind.values}")
     if offset % alignment:

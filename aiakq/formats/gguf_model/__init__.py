@@ -2,7 +2,7 @@
 
 A GGUF file holds a model under the names of llama.cpp, with settings as typed keys. ``config_of`` translates these into
 config.json, ``tensor_names`` the names of tensors, with what the converter changed about them, and tokenizer.py the
-vocabulary. A family is one entry in the tables of dense.py and sparse.py.
+vocabulary. A family is one entry in the tables of dense.py, early.py and sparse.py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.formats.gguf_model.dense import DENSE
-from aiakq.formats.gguf_model.family import Family, Model, Shapes, Table, common_config
-from aiakq.formats.gguf_model.keys import Keys, unsupported
-from aiakq.formats.gguf_model.rules import Plain, Rule, Stored
+from aiakq.formats.gguf_model.early import EARLY
+from aiakq.formats.gguf_model.family import GGUFFamily, GGUFModel, Shapes, Table, common_config
+from aiakq.formats.gguf_model.keys import Metadata, unsupported
+from aiakq.formats.gguf_model.rules import Plain, Stored, TensorRule
 from aiakq.formats.gguf_model.sources import TensorSource
 from aiakq.formats.gguf_model.sparse import SPARSE
 
-FAMILIES: Mapping[str, Family] = {**DENSE, **SPARSE}
+FAMILIES: Mapping[str, GGUFFamily] = {**DENSE, **EARLY, **SPARSE}
 #: Tensors whose values are in the config.
 _IN_CONFIG = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
 _NAME = re.compile(
@@ -29,7 +30,7 @@ _NAME = re.compile(
 )
 
 
-def family_of(keys: Keys) -> Family:
+def family_of(keys: Metadata) -> GGUFFamily:
     """Return the family of a file. Raises ``gguf_unsupported`` for an unknown one, or a file of another kind."""
     kind = keys.values.get("general.type", "model")
     if kind != "model":
@@ -41,7 +42,7 @@ def family_of(keys: Keys) -> Family:
     return family
 
 
-def config_of(keys: Keys, shapes: Shapes, read: Callable[[str], Tensor]) -> dict[str, Any]:
+def config_of(keys: Metadata, shapes: Shapes, read: Callable[[str], Tensor]) -> dict[str, Any]:
     """Return what config.json of the model would say.
 
     keys    metadata of the file; those of the model are counted as read.
@@ -51,14 +52,14 @@ def config_of(keys: Keys, shapes: Shapes, read: Callable[[str], Tensor]) -> dict
     Raises ``model_malformed``, and ``gguf_unsupported`` for a family or a setting that cannot be computed exactly, or
     a key that is unknown.
     """
-    family, model = family_of(keys), Model(keys, shapes, read)
+    family, model = family_of(keys), GGUFModel(keys, shapes, read)
     config = common_config(family, model)
     config |= family.settings(model, config)
     keys.check_all_read()
     return {family.sizes.get(name, name): value for name, value in config.items() if value is not None}
 
 
-def tensor_names(config: Mapping[str, Any], keys: Keys, shapes: Shapes) -> dict[str, TensorSource]:
+def tensor_names(config: Mapping[str, Any], keys: Metadata, shapes: Shapes) -> dict[str, TensorSource]:
     """Return name in the Hugging Face checkpoint -> where and how the file stores the tensor.
 
     Raises ``gguf_unsupported`` for a tensor of the file that the family does not have, by name, and
@@ -89,7 +90,7 @@ def tensor_names(config: Mapping[str, Any], keys: Keys, shapes: Shapes) -> dict[
     return found
 
 
-def _rule(family: Family, match: re.Match[str]) -> Rule | None:
+def _rule(family: GGUFFamily, match: re.Match[str]) -> TensorRule | None:
     """Return the rule for a tensor of the file."""
     table: Table = family.block if match["layer"] else family.outer
     module = match["module"]

@@ -1,7 +1,7 @@
 """The dense families of llama.cpp: their names in Hugging Face checkpoints, and their settings.
 
 Facts from llama.cpp's converter and its tables of names. Families whose queries and keys the converter permutes have
-``Queries`` and ``Keys`` in their tables; those that other families compute exactly are read as these.
+``RotatedQueries`` and ``RotatedKeys`` in their tables; those that other families compute exactly are read as these.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.formats.gguf_model.family import Family, Model, Table, per_layer_windows
+from aiakq.formats.gguf_model.family import GGUFFamily, GGUFModel, Table, per_layer_windows
 from aiakq.formats.gguf_model.keys import unsupported
 from aiakq.formats.gguf_model.rules import (
-    GroupedQKV,
-    Keys,
-    PlainBeside,
-    Queries,
     Reshaped,
+    RotatedKeys,
+    RotatedQueries,
     Shifted,
     SplitQKV,
     Stored,
-    Transposed,
     Unread,
 )
 
@@ -39,8 +36,8 @@ PROJECTIONS: Table = {
 #: Those of families with interleaved rotary embedding.
 PERMUTED: Table = {
     **PROJECTIONS,
-    "attn_q": Queries(ATTENTION[0]),
-    "attn_k": Keys(ATTENTION[1]),
+    "attn_q": RotatedQueries(ATTENTION[0]),
+    "attn_k": RotatedKeys(ATTENTION[1]),
     "attn_qkv": SplitQKV(*ATTENTION, interleaved=True),
 }
 HEAD_NORMS: Table = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
@@ -72,16 +69,15 @@ _MISTRAL_V1 = {
     "max_position_embeddings": 32768,
     "rope_theta": 10000.0,
 }
-_BY_HEADS = {"num_key_value_heads": None, "head_dim": None}
 
 
-def attention_biases(model: Model, config: Mapping[str, Any]) -> dict[str, Any]:
+def attention_biases(model: GGUFModel, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return attention_bias and mlp_bias, which the tensors tell."""
     biased = any(model.has(f"blk.0.{name}.bias") for name in ("attn_q", "attn_qkv"))
     return {"attention_bias": biased, "mlp_bias": model.has("blk.0.ffn_down.bias")}
 
 
-def llama(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def llama(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Llama and Mistral."""
     window = model.keys.integer("attention.sliding_window", None, low=0)
     if window or all(config.get(name) == value for name, value in _MISTRAL_V1.items()):
@@ -90,7 +86,7 @@ def llama(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     return attention_biases(model, config)
 
 
-def qwen(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def qwen(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Qwen, whose feed_forward_length counted gate and up."""
     keys = model.keys
     keys.ignore("use_parallel_residual", "attention.max_alibi_bias")
@@ -98,12 +94,12 @@ def qwen(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     return {"intermediate_size": shape[-1]}
 
 
-def gemma(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def gemma(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Gemma."""
     return {"hidden_act": "gelu_pytorch_tanh"}
 
 
-def _query_scalar(model: Model, config: Mapping[str, Any], layers_27b: int) -> float:
+def _query_scalar(model: GGUFModel, config: Mapping[str, Any], layers_27b: int) -> float:
     """Return query_pre_attn_scalar, which llama.cpp derives: the size of heads, except in the models of 27 billion."""
     scale = model.keys.number("attention.scale", None)
     if scale:
@@ -112,7 +108,7 @@ def _query_scalar(model: Model, config: Mapping[str, Any], layers_27b: int) -> f
     return float(width if config["num_hidden_layers"] == layers_27b else config["head_dim"])
 
 
-def gemma2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def gemma2(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Gemma 2."""
     keys = model.keys
     windows = per_layer_windows(model, config, 2) if keys.has("attention.sliding_window") else {"sliding_window": 4096}
@@ -125,7 +121,7 @@ def gemma2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def gemma3(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def gemma3(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Gemma 3, the text model."""
     keys = model.keys
     local = {"rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0)}
@@ -139,87 +135,37 @@ def gemma3(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def phi2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def phi2(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Phi-1 to Phi-2."""
     model.keys.fixed("attention.head_count_kv", config["num_attention_heads"])
     return {"hidden_act": "gelu_new", "qk_layernorm": False, "head_dim": None}
 
 
-def phi3(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def phi3(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Phi-3 and Phi-4."""
     original = model.keys.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
     window = model.keys.integer("attention.sliding_window", None, low=0) or None
     return {"original_max_position_embeddings": original, "sliding_window": window, "head_dim": None}
 
 
-def gpt2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
-    """GPT-2."""
-    return {"activation_function": "gelu_new", **_BY_HEADS}
-
-
-def gpt_bigcode(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
-    """GPT-BigCode, which is SantaCoder's and StarCoder's."""
-    multi = config["num_key_value_heads"] == 1
-    return {"activation_function": "gelu_pytorch_tanh", "multi_query": multi, **_BY_HEADS}
-
-
-def starcoder2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def starcoder2(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """StarCoder 2; the converter does not store its window, which all published sizes have."""
     window = model.keys.integer("attention.sliding_window", 4096, low=0) or None
     biased = model.has("blk.0.attn_q.bias") or model.has("blk.0.attn_qkv.bias")
     return {"hidden_act": "gelu_pytorch_tanh", "use_bias": biased, "sliding_window": window, "head_dim": None}
 
 
-def falcon(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
-    """Falcon."""
-    model.keys.fixed("tensor_data_layout", "jploski")
-    if model.has("blk.0.attn_qkv.bias"):
-        raise unsupported("a GGUF file of a Falcon with biases does not say whether its positions use ALiBi")
-    groups, norms = config["num_key_value_heads"], 2 if model.has("blk.0.attn_norm_2.weight") else 1
-    newer = groups > 1 or norms == 2
-    return {
-        "num_kv_heads": groups,
-        "ffn_hidden_size": config["intermediate_size"],
-        "new_decoder_architecture": newer,
-        "num_ln_in_parallel_attn": norms if newer else None,
-        "multi_query": not newer,
-        "parallel_attn": True,
-        "bias": False,
-        "alibi": False,
-        "intermediate_size": None,
-        **_BY_HEADS,
-    }
-
-
-def mpt(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
-    """MPT."""
-    keys = model.keys
-    alibi = keys.number("attention.max_alibi_bias", 0.0)
-    attention = {"alibi": alibi > 0, "alibi_bias_max": alibi or 8, "clip_qkv": keys.number("attention.clamp_kqv", None)}
-    if config["num_key_value_heads"] != config["num_attention_heads"]:
-        raise unsupported("the heads of an MPT share keys")
-    biased = any(name.endswith(".bias") for name in model.shapes)
-    return {
-        "attn_config": {"attn_type": "multihead_attention", "qk_ln": False, "prefix_lm": False, **attention},
-        "expansion_ratio": config["intermediate_size"] // config["hidden_size"],
-        "no_bias": not biased,
-        "learned_pos_emb": model.has("position_embd.weight"),
-        "intermediate_size": None,
-        **_BY_HEADS,
-    }
-
-
-def cohere(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def cohere(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Cohere's Command R."""
     return {"logit_scale": model.keys.number("logit_scale"), "use_qk_norm": model.has("blk.0.attn_q_norm.weight")}
 
 
-def cohere2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def cohere2(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Cohere's Command R7B and A."""
     return {"logit_scale": model.keys.number("logit_scale"), **per_layer_windows(model, config, 4)}
 
 
-def olmo2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def olmo2(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """OLMo 2, and OLMo 3 if there are windows."""
     found = {"attention_bias": False, "head_dim": None}
     if not model.keys.integer("attention.sliding_window", 0, low=0):
@@ -233,12 +179,12 @@ def olmo2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def exaone4(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def exaone4(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """EXAONE 4."""
     return per_layer_windows(model, config, 4)
 
 
-def granite(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def granite(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Granite."""
     keys = model.keys
     keys.fixed("rope.scaling.finetuned", True)
@@ -252,7 +198,7 @@ def granite(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def minicpm(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def minicpm(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """MiniCPM, which Granite computes exactly: its attention has the usual scale."""
     keys = model.keys
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
@@ -265,31 +211,26 @@ def minicpm(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def baichuan(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def baichuan(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Baichuan of 7 billion parameters, which Llama computes. Raises ``gguf_unsupported`` for that of 13."""
     if config["num_hidden_layers"] != 32 or model.keys.number("attention.max_alibi_bias", 0.0):
         raise unsupported("a Baichuan of 13 billion parameters, whose positions use ALiBi")
     return {}
 
 
-def smollm3(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def smollm3(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """SmolLM3, in which every fourth layer has no rotary embedding."""
     return {"no_rope_layer_interval": 4, "use_sliding_window": False, **attention_biases(model, config)}
 
 
-def glm(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def glm(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """GLM-4."""
     model.keys.fixed("rope.dimension_sections", [0, 0, 0, 0])
     biased = any(model.has(f"blk.0.{name}.bias") for name in ("attn_q", "attn_qkv"))
     return {"attention_bias": biased, "partial_rotary_factor": config.get("partial_rotary_factor", 1.0)}
 
 
-def bloom(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
-    """BLOOM."""
-    return {"seq_length": config["max_position_embeddings"], "intermediate_size": None, **_BY_HEADS}
-
-
-def _plain(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def _plain(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
@@ -298,42 +239,24 @@ def _head_norm(stored: Stored) -> tuple[int, ...]:
 
 
 _LAYER_NORM = {"epsilon": "layer_norm_eps"}
-_GPT2_OUTER: Table = {
-    "token_embd": "transformer.wte",
-    "position_embd": "transformer.wpe",
-    "output_norm": "transformer.ln_f",
-    "output": "lm_head",
-}
-_GPT2_NORMS: Table = {"attn_norm": "ln_1", "ffn_norm": "ln_2"}
-_WORDS_OUTER: Table = {
-    "token_embd": "transformer.word_embeddings",
-    "token_embd_norm": "transformer.word_embeddings_layernorm",
-    "output_norm": "transformer.ln_f",
-    "output": "lm_head",
-}
-_WORDS: Table = {
-    "attn_output": "self_attention.dense",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
 _PARALLEL: Table = {"attn_norm": "input_layernorm", **PROJECTIONS, **MLP}
 
-DENSE: dict[str, Family] = {
-    "qwen": Family("Qwen2ForCausalLM", "qwen2", LLAMA, OUTER, qwen),
-    "qwen2": Family("Qwen2ForCausalLM", "qwen2", LLAMA, OUTER, _plain),
-    "qwen3": Family(
+DENSE: dict[str, GGUFFamily] = {
+    "qwen": GGUFFamily("Qwen2ForCausalLM", "qwen2", LLAMA, OUTER, qwen),
+    "qwen2": GGUFFamily("Qwen2ForCausalLM", "qwen2", LLAMA, OUTER, _plain),
+    "qwen3": GGUFFamily(
         "Qwen3ForCausalLM", "qwen3", {**LLAMA, **HEAD_NORMS}, OUTER, lambda model, config: {"attention_bias": False}
     ),
-    "gemma": Family("GemmaForCausalLM", "gemma", _GEMMA, _GEMMA_OUTER, gemma),
-    "gemma2": Family("Gemma2ForCausalLM", "gemma2", _GEMMA2, _GEMMA_OUTER, gemma2),
-    "gemma3": Family(
+    "gemma": GGUFFamily("GemmaForCausalLM", "gemma", _GEMMA, _GEMMA_OUTER, gemma),
+    "gemma2": GGUFFamily("Gemma2ForCausalLM", "gemma2", _GEMMA2, _GEMMA_OUTER, gemma2),
+    "gemma3": GGUFFamily(
         "Gemma3ForCausalLM",
         "gemma3_text",
         {**_GEMMA2, "attn_q_norm": Shifted("self_attn.q_norm"), "attn_k_norm": Shifted("self_attn.k_norm")},
         _GEMMA_OUTER,
         gemma3,
     ),
-    "phi2": Family(
+    "phi2": GGUFFamily(
         "PhiForCausalLM",
         "phi",
         {
@@ -347,7 +270,7 @@ DENSE: dict[str, Family] = {
         phi2,
         **_LAYER_NORM,
     ),
-    "phi3": Family(
+    "phi3": GGUFFamily(
         "Phi3ForCausalLM",
         "phi3",
         {
@@ -360,53 +283,7 @@ DENSE: dict[str, Family] = {
         OUTER,
         phi3,
     ),
-    "gpt2": Family(
-        "GPT2LMHeadModel",
-        "gpt2",
-        {
-            **_GPT2_NORMS,
-            "attn_qkv": Transposed("attn.c_attn"),
-            "attn_output": Transposed("attn.c_proj"),
-            "ffn_up": Transposed("mlp.c_fc"),
-            "ffn_down": Transposed("mlp.c_proj"),
-        },
-        _GPT2_OUTER,
-        gpt2,
-        layers="transformer.h.{layer}.",
-        epsilon="layer_norm_epsilon",
-        sizes={
-            "hidden_size": "n_embd",
-            "num_attention_heads": "n_head",
-            "num_hidden_layers": "n_layer",
-            "max_position_embeddings": "n_positions",
-            "intermediate_size": "n_inner",
-        },
-        rotary=False,
-    ),
-    "starcoder": Family(
-        "GPTBigCodeForCausalLM",
-        "gpt_bigcode",
-        {
-            **_GPT2_NORMS,
-            "attn_qkv": "attn.c_attn",
-            "attn_output": "attn.c_proj",
-            "ffn_up": "mlp.c_fc",
-            "ffn_down": "mlp.c_proj",
-        },
-        _GPT2_OUTER,
-        gpt_bigcode,
-        layers="transformer.h.{layer}.",
-        epsilon="layer_norm_epsilon",
-        sizes={
-            "hidden_size": "n_embd",
-            "num_attention_heads": "n_head",
-            "num_hidden_layers": "n_layer",
-            "max_position_embeddings": "n_positions",
-            "intermediate_size": "n_inner",
-        },
-        rotary=False,
-    ),
-    "starcoder2": Family(
+    "starcoder2": GGUFFamily(
         "Starcoder2ForCausalLM",
         "starcoder2",
         {**NORMS, **PROJECTIONS, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
@@ -414,64 +291,7 @@ DENSE: dict[str, Family] = {
         starcoder2,
         epsilon="norm_epsilon",
     ),
-    "falcon": Family(
-        "FalconForCausalLM",
-        "falcon",
-        {
-            **_WORDS,
-            "attn_norm": PlainBeside("ln_mlp", "attn_norm_2", "input_layernorm"),
-            "attn_norm_2": "ln_attn",
-            "attn_qkv": GroupedQKV("self_attention.query_key_value"),
-        },
-        _WORDS_OUTER,
-        falcon,
-        layers="transformer.h.{layer}.",
-        epsilon="layer_norm_epsilon",
-    ),
-    "bloom": Family(
-        "BloomForCausalLM",
-        "bloom",
-        {
-            **NORMS,
-            **_WORDS,
-            "attn_qkv": GroupedQKV("self_attention.query_key_value", by_head=True),
-        },
-        _WORDS_OUTER,
-        bloom,
-        layers="transformer.h.{layer}.",
-        epsilon="layer_norm_epsilon",
-        sizes={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
-        rotary=False,
-    ),
-    "mpt": Family(
-        "MptForCausalLM",
-        "mpt",
-        {
-            "attn_norm": "norm_1",
-            "ffn_norm": "norm_2",
-            "attn_qkv": "attn.Wqkv",
-            "attn_output": "attn.out_proj",
-            "ffn_up": "ffn.up_proj",
-            "ffn_down": "ffn.down_proj",
-        },
-        {
-            "token_embd": "transformer.wte",
-            "position_embd": "transformer.wpe",
-            "output_norm": "transformer.norm_f",
-            "output": "lm_head",
-        },
-        mpt,
-        layers="transformer.blocks.{layer}.",
-        epsilon="layer_norm_epsilon",
-        sizes={
-            "hidden_size": "d_model",
-            "num_attention_heads": "n_heads",
-            "num_hidden_layers": "n_layers",
-            "max_position_embeddings": "max_seq_len",
-        },
-        rotary=False,
-    ),
-    "command-r": Family(
+    "command-r": GGUFFamily(
         "CohereForCausalLM",
         "cohere",
         {
@@ -483,18 +303,20 @@ DENSE: dict[str, Family] = {
         cohere,
         **_LAYER_NORM,
     ),
-    "cohere2": Family("Cohere2ForCausalLM", "cohere2", _PARALLEL, OUTER, cohere2, **_LAYER_NORM),
-    "olmo2": Family("Olmo2ForCausalLM", "olmo2", {**PROJECTIONS, **MLP, **HEAD_NORMS, **OUTPUT_NORMS}, OUTER, olmo2),
-    "exaone": Family("LlamaForCausalLM", "llama", LLAMA, OUTER, attention_biases),
-    "exaone4": Family(
+    "cohere2": GGUFFamily("Cohere2ForCausalLM", "cohere2", _PARALLEL, OUTER, cohere2, **_LAYER_NORM),
+    "olmo2": GGUFFamily(
+        "Olmo2ForCausalLM", "olmo2", {**PROJECTIONS, **MLP, **HEAD_NORMS, **OUTPUT_NORMS}, OUTER, olmo2
+    ),
+    "exaone": GGUFFamily("LlamaForCausalLM", "llama", LLAMA, OUTER, attention_biases),
+    "exaone4": GGUFFamily(
         "Exaone4ForCausalLM", "exaone4", {**PROJECTIONS, **MLP, **HEAD_NORMS, **OUTPUT_NORMS}, OUTER, exaone4
     ),
-    "minicpm": Family("GraniteForCausalLM", "granite", LLAMA_PERMUTED, OUTER, minicpm),
-    "baichuan": Family("LlamaForCausalLM", "llama", LLAMA_PERMUTED, OUTER, baichuan),
-    "internlm2": Family("LlamaForCausalLM", "llama", LLAMA_PERMUTED, OUTER, attention_biases),
-    "xverse": Family("LlamaForCausalLM", "llama", LLAMA_PERMUTED, OUTER, attention_biases),
-    "smollm3": Family("SmolLM3ForCausalLM", "smollm3", LLAMA_PERMUTED, OUTER, smollm3),
-    "glm4": Family(
+    "minicpm": GGUFFamily("GraniteForCausalLM", "granite", LLAMA_PERMUTED, OUTER, minicpm),
+    "baichuan": GGUFFamily("LlamaForCausalLM", "llama", LLAMA_PERMUTED, OUTER, baichuan),
+    "internlm2": GGUFFamily("LlamaForCausalLM", "llama", LLAMA_PERMUTED, OUTER, attention_biases),
+    "xverse": GGUFFamily("LlamaForCausalLM", "llama", LLAMA_PERMUTED, OUTER, attention_biases),
+    "smollm3": GGUFFamily("SmolLM3ForCausalLM", "smollm3", LLAMA_PERMUTED, OUTER, smollm3),
+    "glm4": GGUFFamily(
         "Glm4ForCausalLM",
         "glm4",
         {
@@ -509,7 +331,7 @@ DENSE: dict[str, Family] = {
         OUTER,
         glm,
     ),
-    "chatglm": Family(
+    "chatglm": GGUFFamily(
         "GlmForCausalLM",
         "glm",
         {**NORMS, **PROJECTIONS, "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},

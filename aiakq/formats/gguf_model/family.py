@@ -1,4 +1,4 @@
-"""Family: what an architecture of llama.cpp is called in a Hugging Face checkpoint, and the settings that all share."""
+"""GGUFFamily: what an architecture of llama.cpp is in Hugging Face checkpoints, and the settings that all share."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from aiakq.formats.gguf_model.keys import Keys, unsupported
+from aiakq.formats.gguf_model.keys import Metadata, unsupported
 from aiakq.formats.gguf_model.rope import rope_scaling
-from aiakq.formats.gguf_model.rules import Rule
+from aiakq.formats.gguf_model.rules import TensorRule
 
 Shapes = Mapping[str, tuple[int, ...]]
 #: Module of the file -> rule, or name of a module that is stored as it is.
-Table = Mapping[str, Rule | str]
+Table = Mapping[str, TensorRule | str]
 _EPSILONS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
@@ -24,14 +24,14 @@ _EPSILONS = {
 
 
 @dataclass(frozen=True)
-class Model:
+class GGUFModel:
     """A GGUF file's metadata and the headers of its tensors.
 
     shapes  name -> shape, as torch orders the dimensions: [N, K].
     read    returns a tensor of the file as floats; used for small ones only.
     """
 
-    keys: Keys
+    keys: Metadata
     shapes: Shapes
     read: Callable[[str], Tensor]
 
@@ -41,7 +41,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Family:
+class GGUFFamily:
     """An architecture of llama.cpp.
 
     architecture  in config.json.
@@ -60,7 +60,7 @@ class Family:
     model_type: str
     block: Table
     outer: Table = field(default_factory=dict)
-    settings: Callable[[Model, dict[str, Any]], Mapping[str, Any]] = lambda model, config: {}
+    settings: Callable[[GGUFModel, dict[str, Any]], Mapping[str, Any]] = lambda model, config: {}
     layers: str = "model.layers.{layer}."
     epsilon: str = "rms_norm_eps"
     sizes: Mapping[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Family:
     latent: bool = False
 
 
-def common_config(family: Family, model: Model) -> dict[str, Any]:
+def common_config(family: GGUFFamily, model: GGUFModel) -> dict[str, Any]:
     """Return the values of config.json that all families have. Raises ``model_malformed``."""
     keys = model.keys
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
@@ -94,7 +94,7 @@ def common_config(family: Family, model: Model) -> dict[str, Any]:
     return config
 
 
-def _vocab_size(model: Model) -> int:
+def _vocab_size(model: GGUFModel) -> int:
     shape = model.shapes.get("token_embd.weight")
     if shape is None or len(shape) != 2:
         raise model.keys.malformed("token_embd.weight", shape, "a matrix")
@@ -102,7 +102,7 @@ def _vocab_size(model: Model) -> int:
     return shape[0]
 
 
-def _check_experts(family: Family, model: Model) -> None:
+def _check_experts(family: GGUFFamily, model: GGUFModel) -> None:
     """Raise ``gguf_unsupported`` for experts in a family whose tables have none."""
     count = model.keys.integer("expert_count", 0, low=0)
     named = any("exp" in name or "gate_inp" in name for name in family.block)
@@ -112,7 +112,7 @@ def _check_experts(family: Family, model: Model) -> None:
         )
 
 
-def _rotary(family: Family, model: Model, config: Mapping[str, Any]) -> dict[str, Any]:
+def _rotary(family: GGUFFamily, model: GGUFModel, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary parameters, and the size of heads."""
     keys = model.keys
     head_dim = keys.integer("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
@@ -138,7 +138,7 @@ def _rotary(family: Family, model: Model, config: Mapping[str, Any]) -> dict[str
     return found if scaling is None else found | {"rope_scaling": scaling}
 
 
-def per_layer_windows(model: Model, config: Mapping[str, Any], period: int) -> dict[str, Any]:
+def per_layer_windows(model: GGUFModel, config: Mapping[str, Any], period: int) -> dict[str, Any]:
     """Return sliding_window and layer_types: windows except in every ``period``-th layer, unless the file says more.
 
     Raises ``gguf_unsupported`` for a rotary base that the layers with windows do not share.

@@ -23,14 +23,15 @@ from aiakq import __version__
 from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model import config_of
-from aiakq.formats.gguf_model.keys import Keys, unsupported
+from aiakq.formats.gguf_model.keys import Metadata, unsupported
+from aiakq.formats.gguf_model.tensors import ModelTensors
 from aiakq.formats.gguf_model.tokenizer import special_ids, tokenizer_files
 from aiakq.formats.model_folder import read_json
 
 #: Names the GGUF file, in a folder that ``gguf_folder`` made.
 MARK = "gguf.json"
 #: Changes whenever the files of a folder would be others.
-_FORMAT = 1
+_FORMAT = 2
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})")
 #: Files beside models: projectors of images, and statistics of calibration.
 _NO_MODEL = re.compile(r"(mmproj|mtp)[-_].*|.*[-_.](imatrix|mmproj)([-_.].*)?", re.IGNORECASE)
@@ -144,10 +145,12 @@ def missing_tokenizer(folder: Path) -> AiakqError | None:
 
 def model_files(file: GGUFFile) -> dict[str, Any]:
     """Return the contents of the files of a model folder, by name, with MARK last. Raises as ``config_of``."""
-    keys = Keys(file.metadata, file.path.name)
+    keys = Metadata(file.metadata, file.path.name)
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     config = config_of(keys, shapes, lambda name: _floats(file, name))
     config |= special_ids(keys)
+    if (quantization := ModelTensors.of(file, config).quantization_config()) is not None:
+        config["quantization_config"] = quantization
     mark: dict[str, Any] = {"file": str(file.path)}
     try:
         files = tokenizer_files(keys)
@@ -161,7 +164,7 @@ def model_files(file: GGUFFile) -> dict[str, Any]:
     return {"config.json": config, **files, MARK: mark}
 
 
-def _check_size(keys: Keys, tokenizer: Mapping[str, Any], rows: int) -> None:
+def _check_size(keys: Metadata, tokenizer: Mapping[str, Any], rows: int) -> None:
     """Raise ``model_malformed`` for more tokens than the embedding has rows."""
     count = max(tokenizer["model"]["vocab"].values(), default=-1) + 1
     if count > rows:

@@ -1,4 +1,4 @@
-"""Keys: the metadata of a GGUF file, read with their types; a key that nothing read may change results and is refused.
+"""Metadata: the keys of a GGUF file, read with their types; one that nothing read may change results, and is refused.
 
 A GGUF file stores its model's settings as typed keys, those of the model under the name of its architecture, like
 ``llama.attention.head_count``. Floats are stored in float32: they are returned as the shortest decimal number with the
@@ -16,7 +16,7 @@ import numpy
 
 from aiakq.errors import AiakqError, error
 
-#: Keys outside the namespaces of the model and its tokenizer: a description of the file, and how it was made.
+#: Metadata outside the namespaces of the model and its tokenizer: a description of the file, and how it was made.
 _HARMLESS = re.compile(
     r"general\.(architecture|type|name|author|version|organization|finetune|basename|description|quantized_by|size_label"
     r"|license(\..+)?|url|doi|uuid|repo_url|source\..+|base_model\..+|dataset\..+|tags|languages|datasets|file_type"
@@ -35,7 +35,7 @@ _MISSING = object()
 _SHOWN = 80
 
 
-class Keys:
+class Metadata:
     """The metadata of one GGUF file.
 
     values        key -> bool, int, float, str, or a list of them.
@@ -174,5 +174,6 @@ def _is_number(value: object) -> bool:
 
 def shortest(value: float) -> float:
     """Return the shortest decimal number with the float32 of ``value``: 1e-05 for 9.999999747378752e-06."""
-    rounded = numpy.float32(value)
+    with numpy.errstate(over="ignore"):
+        rounded = numpy.float32(value)
     return float(str(rounded)) if numpy.isfinite(rounded) and float(rounded) == value else value

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.formats.gguf_model.keys import Keys, shortest, unsupported
+from aiakq.formats.gguf_model.keys import Metadata, shortest, unsupported
 
 #: low_freq_factor, high_freq_factor and original_max_position_embeddings that models with Llama 3's scaling have.
 _LLAMA3 = ((1.0, 4.0, 8192), (1.0, 4.0, 4096), (1.0, 1.0, 8192), (1.0, 4.0, 16384), (1.0, 4.0, 2048), (1.0, 4.0, 32))
 Read = Callable[[str], Tensor]
 
 
-def rope_scaling(keys: Keys, shapes: Mapping[str, tuple[int, ...]], read: Read, context: int, dim: int) -> Any:
+def rope_scaling(keys: Metadata, shapes: Mapping[str, tuple[int, ...]], read: Read, context: int, dim: int) -> Any:
     """Return ``rope_scaling``, or None without scaling.
 
     shapes   of the tensors of the file.
@@ -49,7 +49,7 @@ def rope_scaling(keys: Keys, shapes: Mapping[str, tuple[int, ...]], read: Read, 
     return {"rope_type": "linear", "factor": factor} if factor not in (None, 0.0, 1.0) else None
 
 
-def _yarn(keys: Keys, factor: float | None, original: int | None) -> dict[str, Any]:
+def _yarn(keys: Metadata, factor: float | None, original: int | None) -> dict[str, Any]:
     if not factor or not original:
         raise keys.malformed(keys.full("rope.scaling.factor"), factor, "the factor of YaRN")
     scaling: dict[str, Any] = {
@@ -66,7 +66,7 @@ def _yarn(keys: Keys, factor: float | None, original: int | None) -> dict[str, A
     return scaling | {name: value for name, value in values.items() if value is not None}
 
 
-def _longrope(keys: Keys, read: Read, original: int, stretch: float | None) -> dict[str, Any]:
+def _longrope(keys: Metadata, read: Read, original: int, stretch: float | None) -> dict[str, Any]:
     factors = {
         f"{kind}_factor": [shortest(value) for value in read(f"rope_factors_{kind}.weight").float().tolist()]
         for kind in ("short", "long")
@@ -75,7 +75,7 @@ def _longrope(keys: Keys, read: Read, original: int, stretch: float | None) -> d
     return scaling if stretch is None else scaling | {"attention_factor": stretch}
 
 
-def _frequency_factors(keys: Keys, factors: Tensor, dim: int) -> dict[str, Any] | None:
+def _frequency_factors(keys: Metadata, factors: Tensor, dim: int) -> dict[str, Any] | None:
     """Return Llama 3's scaling if its parameters give exactly these factors, else LongRoPE with the factors."""
     base = keys.number("rope.freq_base", 10000.0)
     if factors.dim() != 1 or len(factors) != dim // 2 or not bool((torch.isfinite(factors) & (factors > 0)).all()):

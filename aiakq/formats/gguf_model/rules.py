@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from aiakq.formats.gguf_model.sources import Part, TensorSource, interleaved_heads, parted_heads, rows_of, whole
+from aiakq.formats.gguf_model.sources import TensorPart, TensorSource, interleaved_heads, parted_heads, rows_of, whole
 
 #: A name in the checkpoint, and where its tensor is.
 Named = tuple[str, TensorSource]
@@ -56,7 +56,7 @@ class Stored:
         return self.size("num_key_value_heads", "num_kv_heads", "num_attention_heads", "n_head")
 
 
-class Rule(Protocol):
+class TensorRule(Protocol):
     """How a tensor of the file becomes tensors of the model."""
 
     def sources(self, stored: Stored) -> Iterator[Named]:
@@ -111,7 +111,7 @@ class Unread:
 
 
 @dataclass(frozen=True)
-class Queries:
+class RotatedQueries:
     """The query projection of families with interleaved rotary embedding, whose rows are permuted in each head."""
 
     name: str
@@ -129,7 +129,7 @@ class Queries:
         )
 
 
-class Keys(Queries):
+class RotatedKeys(RotatedQueries):
     """The key projection of these families."""
 
     def heads(self, stored: Stored) -> int:
@@ -138,7 +138,7 @@ class Keys(Queries):
 
 @dataclass(frozen=True)
 class SplitQKV:
-    """Queries, keys and values in one tensor, which are separate in the checkpoint; ``interleaved`` as in Queries."""
+    """One tensor of queries, keys and values that are separate in the checkpoint; interleaved as RotatedQueries."""
 
     query: str
     key: str
@@ -159,7 +159,7 @@ class SplitQKV:
 
 @dataclass(frozen=True)
 class GroupedQKV:
-    """Queries, keys and values in one tensor, which the checkpoint orders by groups of heads that share a key."""
+    """One tensor of queries, keys and values, which the checkpoint orders by groups of heads that share a key."""
 
     name: str
     by_head: bool = False
@@ -193,7 +193,7 @@ class Shifted:
     name: str
 
     def sources(self, stored: Stored) -> Iterator[Named]:
-        yield f"{self.name}.{stored.suffix}", TensorSource((Part(stored.name),), less_one)
+        yield f"{self.name}.{stored.suffix}", TensorSource((TensorPart(stored.name),), less_one)
 
 
 def less_one(parts: Any) -> Tensor:
@@ -209,7 +209,7 @@ class Transposed:
 
     def sources(self, stored: Stored) -> Iterator[Named]:
         transposed = len(stored.shape) > 1
-        yield f"{self.name}.{stored.suffix}", TensorSource((Part(stored.name),), transposed=transposed)
+        yield f"{self.name}.{stored.suffix}", TensorSource((TensorPart(stored.name),), transposed=transposed)
 
 
 @dataclass(frozen=True)
@@ -221,11 +221,14 @@ class Reshaped:
 
     def sources(self, stored: Stored) -> Iterator[Named]:
         shape = self.to(stored)
-        yield f"{self.name}.{stored.suffix}", TensorSource((Part(stored.name),), lambda parts: parts[0].reshape(shape))
+        yield (
+            f"{self.name}.{stored.suffix}",
+            TensorSource((TensorPart(stored.name),), lambda parts: parts[0].reshape(shape)),
+        )
 
 
 @dataclass(frozen=True)
-class Experts:
+class StackedExperts:
     """Stacked experts [E, N, K], each of which has a tensor of its own in the checkpoint."""
 
     name: str
@@ -233,7 +236,7 @@ class Experts:
     def sources(self, stored: Stored) -> Iterator[Named]:
         for expert in range(stored.shape[0]):
             name = self.name.replace("{expert}", str(expert))
-            yield f"{name}.{stored.suffix}", TensorSource((Part(stored.name, expert),))
+            yield f"{name}.{stored.suffix}", TensorSource((TensorPart(stored.name, expert),))
 
 
 @dataclass(frozen=True)
@@ -270,7 +273,7 @@ class Combined:
         if self.bias:
             name = f"{self.name}_bias" if stored.suffix == "bias" else self.name
         parts = (stored.name, stored.beside(self.other)) if self.other else (stored.name,)
-        yield name, TensorSource(tuple(map(Part, parts)), self.combine)
+        yield name, TensorSource(tuple(map(TensorPart, parts)), self.combine)
 
 
 def side_by_side(parts: Any) -> Tensor:

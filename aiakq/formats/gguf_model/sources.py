@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class TensorPart:
     """Rows of one tensor of a GGUF file, which has the shape [N, K] or [N], or [E, ...] for E stacked experts.
 
     tensor  its name.
@@ -49,7 +49,7 @@ class TensorSource:
     transposed  whether the checkpoint stores the result [N, K] as [K, N].
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
     combine: Callable[[Sequence[Tensor]], Tensor] = joined
     transposed: bool = False
 
@@ -73,17 +73,17 @@ class TensorSource:
 
 def whole(tensor: str) -> TensorSource:
     """Return the source of a tensor that is stored as it is."""
-    return TensorSource((Part(tensor),))
+    return TensorSource((TensorPart(tensor),))
 
 
 def rows_of(tensor: str, rows: Tensor | slice, expert: int | None = None) -> TensorSource:
     """Return the source of a tensor that consists of some rows of a stored one."""
-    return TensorSource((Part(tensor, expert, rows),))
+    return TensorSource((TensorPart(tensor, expert, rows),))
 
 
 def computed(tensor: str, function: Callable[[Tensor], Tensor]) -> TensorSource:
     """Return the source of a tensor that ``function`` computes from a stored one."""
-    return TensorSource((Part(tensor),), lambda parts: function(parts[0]))
+    return TensorSource((TensorPart(tensor),), lambda parts: function(parts[0]))
 
 
 def interleaved_heads(heads: int, width: int) -> Tensor:

@@ -20,25 +20,25 @@ from aiakq.formats.gguf_model.dense import (
     granite,
     llama,
 )
-from aiakq.formats.gguf_model.family import Family, Model, Table, per_layer_windows
+from aiakq.formats.gguf_model.family import GGUFFamily, GGUFModel, Table, per_layer_windows
 from aiakq.formats.gguf_model.keys import unsupported
 from aiakq.formats.gguf_model.rules import (
     Bare,
     Combined,
     ExpertHalves,
-    Experts,
     Reshaped,
+    StackedExperts,
     Unread,
     side_by_side,
 )
 
 _PARTS = ("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj", "mlp.experts.{expert}.down_proj")
-#: Experts that have tensors of their own in the checkpoint.
+#: StackedExperts that have tensors of their own in the checkpoint.
 EXPERTS: Table = {
     "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": Experts(_PARTS[0]),
-    "ffn_up_exps": Experts(_PARTS[1]),
-    "ffn_down_exps": Experts(_PARTS[2]),
+    "ffn_gate_exps": StackedExperts(_PARTS[0]),
+    "ffn_up_exps": StackedExperts(_PARTS[1]),
+    "ffn_down_exps": StackedExperts(_PARTS[2]),
     "ffn_gate_up_exps": ExpertHalves(*_PARTS[:2]),
 }
 _MIXTRAL_PARTS = tuple(f"block_sparse_moe.experts.{{expert}}.{name}" for name in ("w1", "w3", "w2"))
@@ -46,9 +46,9 @@ _MIXTRAL: Table = {
     **NORMS,
     **PERMUTED,
     "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": Experts(_MIXTRAL_PARTS[0]),
-    "ffn_up_exps": Experts(_MIXTRAL_PARTS[1]),
-    "ffn_down_exps": Experts(_MIXTRAL_PARTS[2]),
+    "ffn_gate_exps": StackedExperts(_MIXTRAL_PARTS[0]),
+    "ffn_up_exps": StackedExperts(_MIXTRAL_PARTS[1]),
+    "ffn_down_exps": StackedExperts(_MIXTRAL_PARTS[2]),
     "ffn_gate_up_exps": ExpertHalves(*_MIXTRAL_PARTS[:2]),
     # Each expert in a tensor of its own, as in files of 2023: ``ffn_gate.3``.
     "ffn_gate.{expert}": _MIXTRAL_PARTS[0],
@@ -63,12 +63,12 @@ _SHARED: Table = {
 }
 
 
-def _experts(model: Model) -> tuple[int, int]:
+def _experts(model: GGUFModel) -> tuple[int, int]:
     """Return the number of experts, and of those that are used for a token."""
     return model.keys.integer("expert_count"), model.keys.integer("expert_used_count")
 
 
-def llama_or_mixtral(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def llama_or_mixtral(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Llama, Mistral, and Mixtral if there are experts."""
     if not model.keys.integer("expert_count", 0, low=0):
         return llama(model, config)
@@ -82,7 +82,7 @@ def llama_or_mixtral(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def qwen2_moe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def qwen2_moe(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Qwen 1.5 and 2 with experts."""
     keys = model.keys
     count, used = _experts(model)
@@ -100,7 +100,7 @@ def qwen2_moe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def qwen3_moe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def qwen3_moe(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Qwen 3 with experts."""
     count, used = _experts(model)
     return {
@@ -114,7 +114,7 @@ def qwen3_moe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def olmoe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def olmoe(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """OLMoE."""
     count, used = _experts(model)
     return {
@@ -127,7 +127,7 @@ def olmoe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def granite_moe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def granite_moe(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Granite with experts. Raises ``gguf_unsupported`` for shared ones."""
     if model.keys.integer("expert_shared_feed_forward_length", 0, low=0):
         raise unsupported("a GGUF file of a Granite with shared experts")
@@ -137,7 +137,7 @@ def granite_moe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _scoring(model: Model, default: int) -> str:
+def _scoring(model: GGUFModel, default: int) -> str:
     """Return how routers score experts."""
     named = {1: "softmax", 2: "sigmoid"}
     value = model.keys.integer("expert_gating_func", default)
@@ -146,13 +146,13 @@ def _scoring(model: Model, default: int) -> str:
     return named[value]
 
 
-def _groups(model: Model) -> dict[str, int]:
+def _groups(model: GGUFModel) -> dict[str, int]:
     """Return into how many groups experts are divided, and how many of these are used for a token."""
     keys = model.keys
     return {"n_group": keys.integer("expert_group_count", 1), "topk_group": keys.integer("expert_group_used_count", 1)}
 
 
-def glm4_moe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def glm4_moe(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """GLM 4.5 and later, without its additional layers that predict more tokens."""
     keys = model.keys
     keys.fixed("rope.dimension_sections", [0, 0, 0, 0])
@@ -174,7 +174,7 @@ def glm4_moe(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def deepseek2(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def deepseek2(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """DeepSeek V2 and V3, whose routers differ: with a correction or sigmoids it is V3."""
     keys = model.keys
     dim, rank = keys.integer("rope.dimension_count"), keys.integer("attention.kv_lora_rank")
@@ -216,7 +216,7 @@ def latent_rows(parts: Any) -> Tensor:
     return torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1)
 
 
-def gpt_oss(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def gpt_oss(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """GPT-OSS."""
     count, used = _experts(model)
     scaling = config.get("rope_scaling")
@@ -249,7 +249,7 @@ def transposed(parts: Any) -> Tensor:
     return parts[0].transpose(1, 2).contiguous() if parts[0].dim() == 3 else parts[0]
 
 
-def llama4(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
+def llama4(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """Llama 4, the text model. Raises ``gguf_unsupported`` for models without experts."""
     keys = model.keys
     keys.fixed("attention.sliding_window", 8192)
@@ -274,9 +274,9 @@ def llama4(model: Model, config: dict[str, Any]) -> Mapping[str, Any]:
     }
 
 
-SPARSE: dict[str, Family] = {
-    "llama": Family("LlamaForCausalLM", "llama", {**_MIXTRAL, **LLAMA_PERMUTED}, OUTER, llama_or_mixtral),
-    "qwen2moe": Family(
+SPARSE: dict[str, GGUFFamily] = {
+    "llama": GGUFFamily("LlamaForCausalLM", "llama", {**_MIXTRAL, **LLAMA_PERMUTED}, OUTER, llama_or_mixtral),
+    "qwen2moe": GGUFFamily(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
         {
@@ -291,12 +291,12 @@ SPARSE: dict[str, Family] = {
         OUTER,
         qwen2_moe,
     ),
-    "qwen3moe": Family(
+    "qwen3moe": GGUFFamily(
         "Qwen3MoeForCausalLM", "qwen3_moe", {**NORMS, **PROJECTIONS, **HEAD_NORMS, **EXPERTS}, OUTER, qwen3_moe
     ),
-    "olmoe": Family("OlmoeForCausalLM", "olmoe", {**NORMS, **PROJECTIONS, **HEAD_NORMS, **EXPERTS}, OUTER, olmoe),
-    "granite": Family("GraniteForCausalLM", "granite", LLAMA_PERMUTED, OUTER, granite),
-    "granitemoe": Family(
+    "olmoe": GGUFFamily("OlmoeForCausalLM", "olmoe", {**NORMS, **PROJECTIONS, **HEAD_NORMS, **EXPERTS}, OUTER, olmoe),
+    "granite": GGUFFamily("GraniteForCausalLM", "granite", LLAMA_PERMUTED, OUTER, granite),
+    "granitemoe": GGUFFamily(
         "GraniteMoeForCausalLM",
         "granitemoe",
         {
@@ -311,7 +311,7 @@ SPARSE: dict[str, Family] = {
         OUTER,
         granite_moe,
     ),
-    "glm4moe": Family(
+    "glm4moe": GGUFFamily(
         "Glm4MoeForCausalLM",
         "glm4_moe",
         {
@@ -326,7 +326,7 @@ SPARSE: dict[str, Family] = {
         OUTER,
         glm4_moe,
     ),
-    "deepseek2": Family(
+    "deepseek2": GGUFFamily(
         "DeepseekV2ForCausalLM",
         "deepseek_v2",
         {
@@ -349,7 +349,7 @@ SPARSE: dict[str, Family] = {
         deepseek2,
         latent=True,
     ),
-    "gpt-oss": Family(
+    "gpt-oss": GGUFFamily(
         "GptOssForCausalLM",
         "gpt_oss",
         {
@@ -365,7 +365,7 @@ SPARSE: dict[str, Family] = {
         OUTER,
         gpt_oss,
     ),
-    "llama4": Family(
+    "llama4": GGUFFamily(
         "Llama4ForCausalLM",
         "llama4_text",
         {

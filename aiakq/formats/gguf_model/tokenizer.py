@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiakq.formats.gguf_model.keys import Keys, unsupported
+from aiakq.formats.gguf_model.keys import Metadata, unsupported
 from aiakq.formats.gguf_model.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from aiakq.formats.gguf_model.vocabulary import (
     BYTE,
@@ -17,25 +17,25 @@ from aiakq.formats.gguf_model.vocabulary import (
     SPECIAL,
     UNKNOWN,
     USER_DEFINED,
-    Vocabulary,
+    GGUFVocabulary,
     merges_by_score,
     no_tokenizer,
     token_scores,
 )
 
 _SPACE = "\u2581"
-#: Keys of sampling in the file -> in generation_config.json; others are passed on under their own names.
+#: Metadata of sampling in the file -> in generation_config.json; others are passed on under their own names.
 _SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 #: Of Phi-3: control tokens after which white space is not part of the text, all but these.
 _KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
-def tokenizer_files(keys: Keys) -> dict[str, dict[str, Any]]:
+def tokenizer_files(keys: Metadata) -> dict[str, dict[str, Any]]:
     """Return the contents of tokenizer.json, tokenizer_config.json and generation_config.json, by name.
 
     Raises ``model_malformed``, and ``gguf_unsupported`` for a tokenizer that is not known exactly.
     """
-    vocabulary = Vocabulary.of(keys)
+    vocabulary = GGUFVocabulary.of(keys)
     pre = _pre_tokenizer(vocabulary) if vocabulary.model == "gpt2" else None
     tokenizer = _sentencepiece(vocabulary) if pre is None else _byte_level(vocabulary, pre)
     adds_bos = vocabulary.switch("add_bos_token")
@@ -51,14 +51,14 @@ def tokenizer_files(keys: Keys) -> dict[str, dict[str, Any]]:
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": config, "generation_config.json": generation}
 
 
-def special_ids(keys: Keys) -> dict[str, int]:
+def special_ids(keys: Metadata) -> dict[str, int]:
     """Return bos_token_id, eos_token_id and pad_token_id of config.json, as far as there are such."""
     names = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
     found = {hf: keys.get(f"tokenizer.ggml.{name}_token_id") for name, hf in names.items()}
     return {name: id for name, id in found.items() if type(id) is int and 0 <= id < 2**31}
 
 
-def chat_templates(keys: Keys) -> str | list[dict[str, str]] | None:
+def chat_templates(keys: Metadata) -> str | list[dict[str, str]] | None:
     """Return ``chat_template`` of tokenizer_config.json, or a list of named ones. Raises ``model_malformed``."""
     main = keys.text("tokenizer.chat_template")
     names = keys.array("tokenizer.chat_templates", str, "names") or []
@@ -70,7 +70,7 @@ def chat_templates(keys: Keys) -> str | list[dict[str, str]] | None:
     return [{"name": name, "template": template} for name, template in all_named.items()]
 
 
-def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
+def _pre_tokenizer(vocabulary: GGUFVocabulary) -> PreTokenizer:
     name = vocabulary.keys.text("tokenizer.ggml.pre")
     if name is None and vocabulary.keys.architecture in ("gpt2", "starcoder"):
         name = "gpt-2" if vocabulary.keys.architecture == "gpt2" else "starcoder"
@@ -84,7 +84,7 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
 # --- tokenizer.json ---------------------------------------------------------------------------------------------------
 
 
-def _byte_level(vocabulary: Vocabulary, pre: PreTokenizer) -> dict[str, Any]:
+def _byte_level(vocabulary: GGUFVocabulary, pre: PreTokenizer) -> dict[str, Any]:
     """Return a tokenizer.json of byte-level BPE."""
     vocabulary.keys.get("tokenizer.ggml.scores")
     vocabulary.keys.get("tokenizer.ggml.add_space_prefix")  # byte-level BPE of llama.cpp has no prefix
@@ -102,7 +102,7 @@ def _byte_level(vocabulary: Vocabulary, pre: PreTokenizer) -> dict[str, Any]:
     }
 
 
-def _sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
+def _sentencepiece(vocabulary: GGUFVocabulary) -> dict[str, Any]:
     """Return a tokenizer.json of SentencePiece's BPE. Raises ``model_malformed`` without scores."""
     keys = vocabulary.keys
     if not vocabulary.scores:
@@ -162,7 +162,7 @@ def _bpe(
     }
 
 
-def _added_tokens(vocabulary: Vocabulary, rstrip: bool, spaces: bool) -> list[dict[str, Any]]:
+def _added_tokens(vocabulary: GGUFVocabulary, rstrip: bool, spaces: bool) -> list[dict[str, Any]]:
     """Return the tokens that are found in a text before it is split: control tokens, and those of the user.
 
     rstrip  whether control tokens include white space after them, as in Phi-3.
@@ -188,7 +188,7 @@ def _added_tokens(vocabulary: Vocabulary, rstrip: bool, spaces: bool) -> list[di
     return sorted(added, key=lambda each: each["id"])
 
 
-def _post_processor(vocabulary: Vocabulary, bos: bool, eos: bool, own: Any) -> Any:
+def _post_processor(vocabulary: GGUFVocabulary, bos: bool, eos: bool, own: Any) -> Any:
     """Return the post-processor that adds bos and eos; ``own`` if there is none to add."""
     ends = [(vocabulary.special(name), name) for name, adds in (("bos", bos), ("eos", eos)) if adds]
     known = {name: id for id, name in ends if id is not None}
@@ -218,7 +218,7 @@ def _post_processor(vocabulary: Vocabulary, bos: bool, eos: bool, own: Any) -> A
 # --- tokenizer_config.json and generation_config.json -----------------------------------------------------------------
 
 
-def _config(vocabulary: Vocabulary, templates: str | list[dict[str, str]] | None) -> dict[str, Any]:
+def _config(vocabulary: GGUFVocabulary, templates: str | list[dict[str, str]] | None) -> dict[str, Any]:
     """Return tokenizer_config.json."""
     named = {hf: vocabulary.special(name) for name, hf in SPECIAL.items()}
     config: dict[str, Any] = {
@@ -229,7 +229,7 @@ def _config(vocabulary: Vocabulary, templates: str | list[dict[str, str]] | None
     return config | ({"chat_template": templates} if templates else {})
 
 
-def _sampling(keys: Keys) -> dict[str, Any]:
+def _sampling(keys: Metadata) -> dict[str, Any]:
     """Return the sampling values of the file, under the names of generation_config.json."""
     prefix = "general.sampling."
     found = {key.removeprefix(prefix): value for key, value in keys.values.items() if key.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Vocabulary: the tokens of a GGUF file, with their kinds and scores, read and validated."""
+"""GGUFVocabulary: the tokens of a GGUF file, with their kinds and scores, read and validated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from aiakq.formats.gguf_model.keys import Keys, unsupported
+from aiakq.formats.gguf_model.keys import Metadata, unsupported
 
 #: Kinds of tokens in ``tokenizer.ggml.token_type``.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -26,7 +26,7 @@ _ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] "
     "<|end_of_text|> <end_of_utterance> <turn|> <｜end▁of▁sentence｜>".split()
 )
-#: Keys that do not change which ids a text has; those of text around a gap are in the template of the request.
+#: Metadata that do not change which ids a text has; those of text around a gap are in the template of the request.
 _HARMLESS = (
     *(f"{_PREFIX}{name}_token_id" for name in ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")),
     *(f"{_PREFIX}{name}_token_id" for name in ("prefix", "suffix", "middle", "cls", "eot", "eom", "seperator")),
@@ -36,7 +36,7 @@ _HARMLESS = (
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class GGUFVocabulary:
     """The vocabulary of a GGUF file.
 
     keys    the metadata.
@@ -47,7 +47,7 @@ class Vocabulary:
     merges  pairs of tokens, in order; empty if there are none.
     """
 
-    keys: Keys
+    keys: Metadata
     model: str
     tokens: list[str]
     kinds: list[int]
@@ -55,7 +55,7 @@ class Vocabulary:
     merges: list[tuple[str, str]]
 
     @staticmethod
-    def of(keys: Keys) -> Vocabulary:
+    def of(keys: Metadata) -> GGUFVocabulary:
         """Read it. Raises ``model_malformed`` for lists of wrong types or lengths, ``gguf_unsupported`` for another
         kind of tokenizer.
         """
@@ -67,7 +67,11 @@ class Vocabulary:
             raise keys.malformed(_PREFIX + "tokens", tokens, "a list of strings")
         kinds = keys.array(_PREFIX + "token_type", int, "integers", len(tokens)) or [NORMAL] * len(tokens)
         scores = keys.array(_PREFIX + "scores", float, "numbers", len(tokens)) or []
-        return Vocabulary(keys, model, tokens, kinds, scores, _merges(keys, tokens, model))
+        merges = _merges(keys, tokens)
+        needed = model == "gpt2" and any(kind == NORMAL and len(tokens[id]) > 1 for id, kind in enumerate(kinds))
+        if merges is None and needed:
+            raise keys.malformed(_PREFIX + "merges", None, "a list of strings")
+        return GGUFVocabulary(keys, model, tokens, kinds, scores, merges or [])
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -115,13 +119,11 @@ def no_tokenizer(kind: str) -> str:
     return f"it has a tokenizer {kind}; name a folder that has its tokenizer with --tokenizer"
 
 
-def _merges(keys: Keys, tokens: list[str], model: str) -> list[tuple[str, str]]:
-    """Return the merges. Raises ``model_malformed`` for one that is not a pair of tokens that give a token."""
+def _merges(keys: Metadata, tokens: list[str]) -> list[tuple[str, str]] | None:
+    """Return the merges, or None without them. Raises ``model_malformed`` for one that does not give a token."""
     lines = keys.array(_PREFIX + "merges", str, "strings")
     if lines is None:
-        if model == "gpt2":
-            raise keys.malformed(_PREFIX + "merges", None, "a list of strings")
-        return []
+        return None
     known, pairs = set(tokens), []
     for line in lines:
         left, space, right = line.partition(" ")
@@ -142,7 +144,7 @@ def _other_split(line: str, known: set[str]) -> tuple[str, str]:
     return "", ""
 
 
-def token_scores(vocabulary: Vocabulary) -> dict[str, float]:
+def token_scores(vocabulary: GGUFVocabulary) -> dict[str, float]:
     """Return token -> score of the pieces that SentencePiece may merge."""
     kinds, scores = vocabulary.kinds, vocabulary.scores
     return {

@@ -138,6 +138,8 @@ def open_weights(config: EngineConfig, collective: Collective | None = None) -> 
     load = config.load
     checkpoint = Checkpoint.open(load.path, load.weights, load.ignore_patterns, config.model.raw)
     checkpoint.mapped, checkpoint.threads = load.mapped, load.read_threads
+    if checkpoint.gguf is not None:
+        checkpoint.gguf.dtype = config.device.dtype
     may_dequantize = _may_dequantize(config, checkpoint)
     weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective))
     if _is_decoded_on_gpu(config, checkpoint):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
+from aiakq.formats.gguf_model.folder import missing_tokenizer
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
 from aiakq.runtime.protocol.unicode_text import well_formed
@@ -107,6 +108,8 @@ class Tokenizer:
     def load(path: str | Path, trust_remote_code: bool = False, mode: str = "auto") -> Tokenizer:
         """Load from a model folder. Raises ``tokenizer_missing``, ``model_malformed`` and ``path_outside_model``."""
         check_files(path)
+        if problem := missing_tokenizer(Path(path)):
+            raise problem
         check_encoding(Path(path))
         check_settings(Path(path))
         from transformers import AutoTokenizer

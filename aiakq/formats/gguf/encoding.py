@@ -1,0 +1,160 @@
+"""Blocks from floats, and from QWeights whose numbers they hold exactly; blocks.py takes them apart again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import error
+from aiakq.formats.gguf import rounding
+from aiakq.formats.gguf.decoding import PLAIN, read_weight, values_of
+from aiakq.formats.gguf.kinds import KINDS, NUMBERS
+from aiakq.kernels.types import QWeight
+
+#: Values that are rounded at once: searches need some 20 times their memory.
+_STEP = 1 << 20
+
+
+def encode(values: Tensor, kind: str, name: str = "tensor") -> Tensor:
+    """Return the blocks [N, bytes of a row] uint8 of floats [N, K], rounded to the nearest values of a kind.
+
+    kind  F32, F16, BF16 or a key of ENCODERS; K is a multiple of the values of a block.
+
+    Raises ``not_finite`` for NaN, infinity, and what exceeds float16.
+    """
+    values = values.detach().cpu()
+    if kind in PLAIN:
+        stored = values.to(PLAIN[kind]).contiguous()
+        _check_finite(stored, name)
+        return stored.view(torch.uint8)
+    block = KINDS[NUMBERS[kind]]
+    _check_finite(values, name, torch.finfo(torch.float16).max)
+    assert values.shape[1] % block.values == 0, f"{values.shape[1]} inputs are no whole blocks of {kind}"
+    rows = []
+    step = max(1, _STEP // values.shape[1])
+    for part in values.float().split(step):
+        rows.append(ENCODERS[kind](part.reshape(-1, block.values)).view(len(part), -1))
+    return torch.cat(rows)
+
+
+def _check_finite(values: Tensor, name: str, largest: float = math.inf) -> None:
+    if not bool((values.float().abs() <= min(largest, torch.finfo(torch.float32).max)).all()):
+        hint = "Weights must be finite, and blocks with scales in float16 hold none above 65504."
+        raise error("not_finite", what=name, hint=hint)
+
+
+def exact_blocks(weight: QWeight) -> tuple[str, Tensor] | None:
+    """Return the kind and the blocks [N, bytes of a row] with exactly the values of a quantized linear, or None.
+
+    4, 5 and 8 bits with scales that float16 holds, in groups of a multiple of 32 inputs, without a permutation.
+    """
+    if weight.perm is not None or weight.rotated or weight.table is not None or weight.code_type is not None:
+        return None
+    if weight.input_scale is not None or weight.k % 32 or (weight.group_size % 32 and weight.group_size != weight.k):
+        return None
+    affine = weight.zeros is not None or weight.offsets is not None
+    kind = {(4, False): "Q4_0", (4, True): "Q4_1", (5, False): "Q5_0", (5, True): "Q5_1", (8, False): "Q8_0"}.get(
+        (weight.bits, affine)
+    )
+    if kind is None:
+        return None
+    scales = _each_32(weight.scales.float(), weight)
+    offsets = None
+    if weight.offsets is not None:
+        offsets = _each_32(weight.offsets.float(), weight)
+    elif weight.zeros is not None:
+        offsets = -_each_32(weight.zeros.float(), weight) * scales
+    blocks = _pack(kind, weight.codes.reshape(-1, 32), scales.half(), None if offsets is None else offsets.half())
+    rows = blocks.view(weight.n, -1)
+    if not bool(torch.isfinite(scales.half()).all() and (offsets is None or torch.isfinite(offsets.half()).all())):
+        return None
+    decoded = values_of(read_weight(rows, KINDS[NUMBERS[kind]], "linear"))
+    return (kind, rows) if torch.equal(decoded, values_of(weight)) else None
+
+
+def _each_32(values: Tensor, weight: QWeight) -> Tensor:
+    """Return values per group as values per 32 inputs [N * K / 32, 1]."""
+    repeated = values.repeat_interleave(-(-weight.group_size // 32), dim=1)[:, : weight.k // 32]
+    return repeated.reshape(-1, 1)
+
+
+# --- packing ----------------------------------------------------------------------------------------------------------
+
+
+def _bytes(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.uint8)
+
+
+def _packed(codes: Tensor, bits: int, run: int) -> Tensor:
+    """Return bytes with 8 / ``bits`` codes each, the inverse of ``blocks._fields``."""
+    parts = codes.to(torch.uint8).reshape(len(codes), -1, 8 // bits, run)
+    packed = torch.zeros_like(parts[:, :, 0])
+    for index in range(8 // bits):
+        packed |= parts[:, :, index] << (index * bits)
+    return packed.flatten(1)
+
+
+def _pack(kind: str, codes: Tensor, d: Tensor, m: Tensor | None = None) -> Tensor:
+    """Return blocks of 32: codes [B, 32] from 0 on, d and m [B, 1] float16."""
+    fields = [_bytes(d)] + ([] if m is None else [_bytes(m)])
+    codes = codes.to(torch.uint8)
+    if kind == "Q8_0":
+        return torch.cat([*fields, codes ^ 0x80], dim=1)
+    if kind in ("Q5_0", "Q5_1"):
+        fields.append(_packed(codes >> 4, 1, 1))
+    return torch.cat([*fields, _packed(codes & 15, 4, 16)], dim=1)
+
+
+def _symmetric(kind: str, low: int, high: int) -> Callable[[Tensor], Tensor]:
+    def encoder(values: Tensor) -> Tensor:
+        d = rounding.half(rounding.symmetric_scales(values, low, high))
+        codes = rounding.codes_for(values, d, None, low, high) + 2 ** (high.bit_length())
+        return _pack(kind, codes, d.half().unsqueeze(1))
+
+    return encoder
+
+
+def _affine(kind: str, high: int) -> Callable[[Tensor], Tensor]:
+    def encoder(values: Tensor) -> Tensor:
+        scales, minima = rounding.affine_scales(values, high, nonnegative=False)
+        d, m = rounding.half(scales), rounding.half(-minima)
+        return _pack(kind, rounding.codes_for(values, d, -m, 0, high), d.half()[:, None], m.half()[:, None])
+
+    return encoder
+
+
+def _q4_k(values: Tensor) -> Tensor:
+    d, dmin, scales, minima, codes = rounding.super_affine(values.view(-1, 8, 32), 15, 63)
+    low, high = scales.to(torch.uint8), minima.to(torch.uint8)
+    packed = torch.cat(
+        [
+            low[:, :4] | ((low[:, 4:] >> 4) << 6),
+            high[:, :4] | ((high[:, 4:] >> 4) << 6),
+            (low[:, 4:] & 15) | ((high[:, 4:] & 15) << 4),
+        ],
+        dim=1,
+    )
+    fields = [_bytes(d.half()[:, None]), _bytes(dmin.half()[:, None]), packed, _packed(codes.flatten(1), 4, 32)]
+    return torch.cat(fields, dim=1)
+
+
+def _q6_k(values: Tensor) -> Tensor:
+    d, scales, codes = rounding.super_symmetric(values.view(-1, 16, 16), -32, 31, (-128, 127))
+    shifted = (codes + 32).to(torch.uint8).flatten(1)
+    fields = [_packed(shifted & 15, 4, 64), _packed(shifted >> 4, 2, 32), _bytes(scales.to(torch.int8))]
+    return torch.cat([*fields, _bytes(d.half()[:, None])], dim=1)
+
+
+#: Name of a kind -> function from values [B, V] float32 to blocks [B, bytes].
+ENCODERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "Q8_0": _symmetric("Q8_0", -128, 127),
+    "Q4_0": _symmetric("Q4_0", -8, 7),
+    "Q4_1": _affine("Q4_1", 15),
+    "Q5_0": _symmetric("Q5_0", -16, 15),
+    "Q5_1": _affine("Q5_1", 31),
+    "Q4_K": _q4_k,
+    "Q6_K": _q6_k,
+}

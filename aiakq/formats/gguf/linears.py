@@ -1,0 +1,117 @@
+"""The linears of GGUF files: ``format`` gguf.
+
+For one linear with N outputs and K inputs:
+
+    weight   [N, bytes of K values] uint8: rows of blocks, of the kind that the config says (blocks.py)
+    bias     [N] float, optional
+
+Headers have the shape [N, K], and the kind as dtype. The ``quantization_config`` is aiakq's own, for the config.json
+that gguf_model makes of a file's metadata: ``blocks`` is the kind of most modules, ``modules`` names those of other
+kinds, ``not_quantized`` those that are floats.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from aiakq.formats.checks import need, read_bias
+from aiakq.formats.config_values import read_names, read_object, unsupported
+from aiakq.formats.gguf.blocks import LAYOUTS
+from aiakq.formats.gguf.decoding import read_weight
+from aiakq.formats.gguf.kinds import KINDS, NUMBERS, Kind
+from aiakq.formats.headers import Dimensions, Headers, Shapes
+from aiakq.kernels.types import QWeight
+from aiakq.spec import LayerSpec, QuantSpec
+
+SUFFIXES = ("weight", "bias")
+QUANT_METHODS = ("gguf",)
+RECORDS_METHOD = False
+
+
+def config_for(linears: Mapping[str, str], not_quantized: list[str]) -> dict[str, object] | None:
+    """Return the ``quantization_config`` of linears, name -> kind; None if there are none."""
+    if not linears:
+        return None
+    commonest = Counter(linears.values()).most_common(1)[0][0]
+    others = {name: kind for name, kind in linears.items() if kind != commonest}
+    return {"quant_method": "gguf", "blocks": commonest, "modules": others, "not_quantized": not_quantized}
+
+
+def from_config(config: Mapping[str, object]) -> QuantSpec | None:
+    """Return the spec of a config that ``config_for`` made. Raises ``format_unsupported``."""
+    modules = read_object(config.get("modules"), "modules")
+    layers = {name: _layer_spec(kind) for name, kind in modules.items()}
+    return QuantSpec(
+        method="gguf",
+        format="gguf",
+        ignore=read_names(config.get("not_quantized"), "not_quantized"),
+        layers=tuple(layers.items()),
+        **vars(_layer_spec(config.get("blocks"))),
+    )
+
+
+def _layer_spec(kind: object) -> LayerSpec:
+    layout = LAYOUTS.get(kind) if isinstance(kind, str) else None
+    if layout is None:
+        raise unsupported(f"GGUF with blocks of the kind {kind!r:.40}")
+    return LayerSpec(layout.bits, layout.group_size, layout.symmetric, table=layout.table, blocks=str(kind))
+
+
+def holds_codes(headers: Headers) -> bool:
+    """Whether a module with these tensors is a linear of blocks."""
+    weight = headers.get("weight")
+    return weight is not None and weight.dtype in LAYOUTS and len(weight.shape) == 2
+
+
+def matches(headers: Headers) -> bool:
+    """Whether shapes and dtypes match this layout."""
+    return holds_codes(headers)
+
+
+def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
+    """Return suffix -> shape for a linear with N outputs and K inputs."""
+    return {"weight": (n, k)}
+
+
+def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
+    """Return N, K, bits and groups. Raises KeyError or ValueError for headers of another layout."""
+    n, k = headers["weight"].shape
+    layout = LAYOUTS[headers["weight"].dtype]
+    return Dimensions(n, k, layout.bits, k // layout.group_size)
+
+
+def supports(spec: QuantSpec) -> str | None:
+    """Return why folders of safetensors cannot hold ``spec``: they hold no GGUF blocks."""
+    return "such blocks are in GGUF files only"
+
+
+def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of stored scales."""
+    return torch.float16
+
+
+def to_config(spec: QuantSpec) -> dict[str, object]:
+    """Return the ``quantization_config`` of a spec that ``from_config`` returned."""
+    modules = {name: layer.blocks for name, layer in spec.layers if layer is not None}
+    return {
+        "quant_method": "gguf",
+        "blocks": spec.blocks,
+        "modules": modules,
+        "not_quantized": list(spec.ignore),
+    }
+
+
+def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
+    """Read one linear from its tensors, suffix -> tensor. Raises ``tensor_mismatch`` and ``not_finite``."""
+    rows = need(tensors, "weight", name, 2, torch.uint8)
+    return read_weight(rows, kind_of(spec), name, read_bias(tensors, len(rows), name))
+
+
+def kind_of(spec: QuantSpec) -> Kind:
+    """Return the kind of blocks of a spec of this format."""
+    assert spec.blocks is not None, "a spec of the format gguf names blocks"
+    return KINDS[NUMBERS[spec.blocks]]

@@ -1,0 +1,151 @@
+"""ModelTensors: the tensors of a model in Hugging Face's names and shapes, read from a GGUF file.
+
+Linears whose rows are rows of stored blocks stay packed: they have the kind as dtype, and are read as bytes. Everything
+else is read as floats: embeddings, and what the converter stacked or transposed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import AiakqError, error
+from aiakq.formats.gguf.blocks import LAYOUTS
+from aiakq.formats.gguf.decoding import PLAIN, check_kind, read_floats
+from aiakq.formats.gguf.file import GGUFFile
+from aiakq.formats.gguf.kinds import KINDS, NUMBERS, Kind
+from aiakq.formats.gguf.linears import config_for
+from aiakq.formats.gguf_model import tensor_names
+from aiakq.formats.gguf_model.keys import Metadata
+from aiakq.formats.gguf_model.sources import TensorPart, TensorSource
+from aiakq.formats.model_folder import some_of
+from aiakq.formats.safetensors_file import TensorInfo
+
+#: Tensors that models use as tables or for routing, not as linears.
+_FLOATS = re.compile(r"(token_embd|position_embd|token_types|blk\.[0-9]+\.ffn_gate_inp(_shexp)?)\.weight")
+
+
+@dataclass(frozen=True)
+class BlockInfo(TensorInfo):
+    """The header of a packed linear [N, K], whose dtype is a kind of blocks."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.shape[0] * KINDS[NUMBERS[self.dtype]].row_bytes(self.shape[1])
+
+
+@dataclass
+class ModelTensors:
+    """The tensors of one model.
+
+    inventory  name -> header; packed linears have a BlockInfo.
+    dtype      dtype of floats that are decoded from blocks.
+    """
+
+    file: GGUFFile
+    sources: Mapping[str, TensorSource]
+    inventory: dict[str, TensorInfo] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, file: GGUFFile, config: Mapping[str, Any]) -> ModelTensors:
+        """Return the tensors of a file whose metadata say ``config``, from headers alone.
+
+        Raises what ``tensor_names`` raises, and ``gguf_unsupported`` for kinds of blocks that are not read.
+        """
+        shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+        found = cls(file, tensor_names(config, Metadata(file.metadata, file.path.name), shapes))
+        for name, source in found.sources.items():
+            for part in source.parts:
+                check_kind(file.tensors[part.tensor].kind, part.tensor)
+            shape = source.shape(shapes)
+            first = file.tensors[source.parts[0].tensor]
+            packed = found._packed_kind(name, source, shape)
+            if packed is not None:
+                found.inventory[name] = BlockInfo(packed.name, shape, first.file, first.offset)
+            else:
+                found.inventory[name] = TensorInfo(found._float_dtype(source), shape, first.file, first.offset)
+        return found
+
+    def _kinds(self, source: TensorSource) -> set[Kind]:
+        return {self.file.tensors[part.tensor].kind for part in source.parts}
+
+    def _packed_kind(self, name: str, source: TensorSource, shape: tuple[int, ...]) -> Kind | None:
+        """Return the kind of blocks of a linear that stays packed, or None."""
+        kinds = self._kinds(source)
+        rows = source.is_rows and not source.transposed and len(shape) == 2 and name.endswith(".weight")
+        if not rows or len(kinds) > 1 or any(_FLOATS.fullmatch(part.tensor) for part in source.parts):
+            return None
+        kind = next(iter(kinds))
+        return kind if kind.name in LAYOUTS else None
+
+    def _float_dtype(self, source: TensorSource) -> str:
+        kinds = {kind.name for kind in self._kinds(source)}
+        return kinds.pop() if len(kinds) == 1 and kinds <= PLAIN.keys() and source.is_rows else "F32"
+
+    def quantization_config(self) -> dict[str, object] | None:
+        """Return the ``quantization_config`` of the model, see gguf/linears.py; None without packed linears."""
+        packed = {name.removesuffix(".weight"): info.dtype for name, info in self._packed()}
+        matrices = [name for name, info in self.inventory.items() if len(info.shape) == 2 and name.endswith(".weight")]
+        plain = [name.removesuffix(".weight") for name in matrices]
+        return config_for(packed, [name for name in plain if name not in packed])
+
+    def _packed(self) -> Iterator[tuple[str, TensorInfo]]:
+        return ((name, info) for name, info in self.inventory.items() if isinstance(info, BlockInfo))
+
+    def remark(self) -> str:
+        """Return what to tell the user about tensors that are stored as blocks and read as floats; empty for none."""
+        decoded = [
+            name
+            for name, source in self.sources.items()
+            if not isinstance(self.inventory[name], BlockInfo)
+            and any(kind.name in LAYOUTS for kind in self._kinds(source))
+        ]
+        if not decoded:
+            return ""
+        count = sum(math.prod(self.inventory[name].shape) for name in decoded)
+        stored = sum(
+            self.file.tensors[name].nbytes
+            for name in {part.tensor for name in decoded for part in self.sources[name].parts}
+        )
+        return (
+            f"{some_of(decoded)}: stored as blocks, {stored / 2**20:.0f} MiB, and decoded at load to "
+            f"{count * 2 / 2**20:.0f} MiB in 16 bits, or twice that in float32"
+        )
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor: the blocks of a packed linear as [N, bytes of a row] uint8, others as floats.
+
+        Raises KeyError for an unknown name, ``model_malformed``, ``not_finite``.
+        """
+        source = self.sources[name]
+        if isinstance(self.inventory[name], BlockInfo):
+            return source.combine([self._part(part, lambda rows, kind: rows) for part in source.parts])
+
+        def floats(rows: Tensor, kind: Kind) -> Tensor:
+            return read_floats(rows, kind, name, None if kind.name in PLAIN else self.dtype)
+
+        try:
+            value = source.combine([self._part(part, floats) for part in source.parts])
+        except AiakqError:
+            raise
+        except (RuntimeError, IndexError, ValueError):
+            reason = f"the parts of {name} do not fit together"
+            raise error("model_malformed", file=self.file.path.name, reason=reason) from None
+        return value.T.contiguous() if source.transposed else value.contiguous()
+
+    def _part(self, part: TensorPart, decode: Callable[[Tensor, Kind], Tensor]) -> Tensor:
+        """Read a part, of a stack only the expert that is asked for."""
+        tensor = self.file.tensors[part.tensor]
+        shape, first, end = tensor.shape, 0, tensor.rows
+        if part.expert is not None:
+            each = tensor.rows // shape[0]
+            shape, first, end = shape[1:], part.expert * each, (part.expert + 1) * each
+        values = decode(self.file.read(part.tensor, first, end), tensor.kind)
+        return replace(part, expert=None).of(values.reshape(*shape[:-1], -1))
