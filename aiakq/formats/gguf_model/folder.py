@@ -24,7 +24,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model import config_of
 from aiakq.formats.gguf_model.keys import Keys, unsupported
-from aiakq.formats.gguf_model.tensors import ModelTensors
+from aiakq.formats.gguf_model.tensors import ModelTensors as ModelTensors
 from aiakq.formats.gguf_model.tokenizer import special_ids, tokenizer_files
 from aiakq.formats.model_folder import read_json
 
@@ -118,6 +118,15 @@ def gguf_of(folder: Path) -> Path | None:
     if not isinstance(path, str):
         raise error("model_malformed", file=MARK, reason="it names no file")
     return Path(path)
+
+
+def tensors_of(folder: Path, config: Mapping[str, Any]) -> ModelTensors | None:
+    """Return the tensors of the GGUF file of a folder that ``gguf_folder`` made; None for others.
+
+    Raises what ``GGUFFile.open`` and ``ModelTensors.of`` raise.
+    """
+    path = gguf_of(folder)
+    return None if path is None else ModelTensors.of(GGUFFile.open(path), config)
 
 
 def gguf_folder(path: Path) -> Path:
