@@ -48,7 +48,7 @@ quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four
 test: $(VENV)/.test $(VENV)/.native  ## every kind of test, on the CPU, without a network; large grids in part
 	KERNEL_COMPILE=quick $(PYTEST) --lane quick
 
-test-all: $(VENV)/.test $(VENV)/.native  ## every test; SHARD=1/3: what `make test` leaves out, the first third of it
+test-all: $(VENV)/.test $(VENV)/.native  ## every test; SHARD=1/4: what `make test` leaves out, the first quarter of it
 	$(PYTEST) $(if $(SHARD),--lane rest --shard $(SHARD))
 
 test-fast: $(VENV)/.test $(VENV)/.native  ## the tests that take a moment

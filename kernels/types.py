@@ -17,10 +17,13 @@ from torch import Tensor
 from aiakq.kernels.recurrent_types import StateContext
 
 #: Bits of one weight code for each scheme. ``w16`` is any unquantized float. The codes of ``fp8`` are 8-bit floats, and
-#: with ``a8`` activations are rounded to e4m3. Those of ``lut4`` are indices into a table (look-up table) of 16 floats.
+#: with ``a8`` activations are rounded to e4m3. Those of ``lut4`` are indices into a table (look-up table) of 16 floats,
+#: and with ``a4`` and ``a8`` activations are rounded to e2m1 and e4m3.
 SCHEME_BITS = {
     **{f"w{bits}a16": bits for bits in (2, 3, 4, 5, 6, 8)},
     "lut4a16": 4,
+    "lut4a8": 4,
+    "lut4a4": 4,
     "w8a8": 8,
     "fp8a16": 8,
     "fp8a8": 8,
@@ -34,18 +37,25 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 16.
 
 @dataclass(frozen=True)
 class InputRounding:
-    """How a layer of scheme fp8a8 computes the scales of its inputs, max|x| / 448 of each group.
+    """How a layer of scheme fp8a8, lut4a8 or lut4a4 rounds its inputs, and computes the scales of each group.
 
     group          inputs that share a scale, counted from the first; 0: all K of a row.
     powers_of_two  whether scales are rounded up to powers of two.
     bound          the largest max|x| that counts; larger inputs are cut off. Infinity: all count.
     min_scale      the smallest scale; 0: any.
+    elements       what inputs divided by their scale are rounded to, e4m3 or e2m1.
+    scales         float32: max|x| / 448. e8m0: powers of two, of the exponent of max|x| (MXFP4, MXFP8). e4m3: these, in
+                   units of ``input_scale`` (NVFP4). See ops/block_floats.py.
+    reciprocal     whether scales in e4m3 are divided by ``input_scale``, instead of multiplied.
     """
 
     group: int = 0
     powers_of_two: bool = False
     bound: float = math.inf
     min_scale: float = 0.0
+    elements: str = "e4m3"
+    scales: str = "float32"
+    reciprocal: bool = False
 
 
 #: Tensors of a QWeight that have a row per output.
@@ -62,16 +72,17 @@ class QWeight:
     scheme      a key of SCHEME_BITS.
     codes       [N, K] uint8, each in 0 .. 2**bits - 1, one code per byte (implementations repack them).
     code_type   float8_e4m3fn or float8_e5m2, whose bits the codes are, none of them NaN or infinite; None: integers.
-    table       [2**bits] float32, the values of the codes (scheme lut4a16, and no other); None: they are no indices.
+    table       [2**bits] float32, the values of the codes (schemes lut4a16, lut4a8 and lut4a4, and no other); None: they
+                are no indices.
     scales      [N, ceil(K / G)] float; may be negative (some tools write signed scales).
     zeros       [N, ceil(K / G)] uint8 or float zero points; None for symmetric weights: 2**(bits - 1).
     offsets     [N, ceil(K / G)] float, which are added after scaling, in place of zero points (GGUF, MLX), or None.
     perm        [K] int64, or None for the natural order: column j of ``codes`` multiplies input perm[j].
     bias        [N] float or None.
     group_size  G; equal to K for one scale per row.
-    input_scale scalar float32, the static activation scale (w8a8 and fp8a8 only); None means one dynamic scale per
-                token, or what ``rounding`` says.
-    rounding    how dynamic activation scales are computed (fp8a8 only).
+    input_scale scalar float32, the static activation scale (w8a8, fp8a8, lut4a8 and lut4a4 only); None means one dynamic
+                scale per token, or what ``rounding`` says.
+    rounding    how activations are rounded (fp8a8, lut4a8 and lut4a4 only).
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
     """
 
@@ -104,6 +115,15 @@ class QWeight:
     @property
     def bits(self) -> int:
         return SCHEME_BITS[self.scheme]
+
+    def without_rounding(self) -> QWeight | None:
+        """Return the weight-only layer that is applied to rounded inputs, for a rounding that no kernel computes; None
+        for other weights: their kernels round the inputs, if any.
+        """
+        if self.scheme not in ("lut4a8", "lut4a4") and self.rounding.scales == "float32":
+            return None
+        scheme = "fp8a16" if self.table is None else "lut4a16"
+        return replace(self, scheme=scheme, input_scale=None, rounding=InputRounding())
 
     def to(self, device: torch.device) -> QWeight:
         """Return the same weight on another device."""

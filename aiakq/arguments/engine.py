@@ -138,10 +138,16 @@ class ModelArguments:
 class LoadArguments:
     """Weight files, and the arithmetic of their weights."""
 
-    load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = argument(
+    load_format: Literal["auto", "safetensors", "pt", "gguf", "runai_streamer", "dummy"] = argument(
         "auto",
         "Kind of weight files. auto: safetensors if there are any, else torch files, else a GGUF file; pt: torch "
-        "files, of which only plain tensors are read; gguf: a GGUF file; dummy: random weights, for benchmarks.",
+        "files, of which only plain tensors are read; gguf: a GGUF file; runai_streamer: safetensors, each read in "
+        "parts by 16 threads, for network file systems; dummy: random weights, for benchmarks.",
+    )
+    model_loader_extra_config: dict[str, object] | None = argument(
+        None,
+        "Threads that read a file of weights, as a JSON object: concurrency for runai_streamer, else num_threads and "
+        "enable_multithread_load. A memory_limit always holds, because parts are read to where they stay.",
     )
     ignore_patterns: tuple[str, ...] = argument(
         (),

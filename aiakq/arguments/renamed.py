@@ -56,6 +56,9 @@ BY_NAME = {row.name: row for row in RENAMED}
 VALUES = {
     ("model_impl", "vllm"): "aiakq",
     ("load_format", "npcache"): "pt",
+    ("load_format", "hf"): "auto",
+    ("load_format", "fastsafetensors"): "safetensors",
+    ("load_format", "instanttensor"): "safetensors",
 }
 
 

@@ -21,7 +21,6 @@ _OLDER: tuple[Unsupported, ...] = (
     # --- loading ------------------------------------------------------------------------------------------------
     Unsupported("config_format", "models are read from config.json", ("auto", "hf"), refused=True),
     Unsupported("code_revision", "code of a model is taken from the revision of the model", refused=True),
-    Unsupported("model_loader_extra_config", "no loader has extra settings", refused=True),
     Unsupported("max_parallel_loading_workers", "all ranks read their shards of the weights in parallel"),
     Unsupported("use_tqdm_on_load", "progress is shown where there is a terminal", (True,), switch=True),
     Unsupported("qlora_adapter_name_or_path", "models in bitsandbytes' formats are not read", refused=True),
@@ -114,10 +113,22 @@ _OLDER: tuple[Unsupported, ...] = (
 UNSUPPORTED: tuple[Unsupported, ...] = (*_OLDER, *NEWER)
 BY_NAME = {row.name: row for row in UNSUPPORTED}
 
+_RANKS = "it holds vLLM's own tensors, cut for its ranks; give the folder it was made from, each rank reads its part"
+#: (keyword, value of vLLM) -> why an argument that is supported cannot have it, and what replaces it.
+REFUSED_VALUES = {
+    ("load_format", "sharded_state"): _RANKS,
+    ("load_format", "runai_streamer_sharded"): _RANKS,
+    ("load_format", "tensorizer"): "such a file holds a pickled module; give the folder it was made from",
+    ("load_format", "mistral"): "give the folder in Hugging Face's format (config.json, model*.safetensors)",
+}
+
 
 def refuse(given: Mapping[str, object], rows: Mapping[str, Unsupported] = BY_NAME) -> None:
-    """Raise ``option_refused`` for the first argument that is not supported."""
+    """Raise ``option_refused`` for the first argument that is not supported, or whose value is not."""
     for name, value in given.items():
+        if isinstance(value, str) and (name, value) in REFUSED_VALUES:
+            option = f"--{name.replace('_', '-')} {value}"
+            raise error("option_refused", option=option, reason=REFUSED_VALUES[name, value])
         row = rows.get(name)
         if row is not None and row.refused and not row.is_default(value):
             option = row.flag if row.switch else f"{row.flag} {value}"

@@ -114,6 +114,11 @@ FOLDER_ERRORS = {
         "Check the name and the network, or give a local folder.",
         ENVIRONMENT,
     ),
+    "model_storage": ErrorKind(
+        "The model '{name}' could not be fetched: {reason}.",
+        "Check the address, the credentials in the environment and the network, or give a local folder.",
+        ENVIRONMENT,
+    ),
     "plugin": ErrorKind(
         "A plugin cannot be used: {reason}.", "Repair or uninstall that package; aiakq works without it.", ENVIRONMENT
     ),

@@ -32,6 +32,7 @@ FORMATS: Registry[Format] = Registry(
         "compressed-tensors": "aiakq.formats.compressed_tensors",
         "fp8": "aiakq.formats.fp8",
         "gguf": "aiakq.formats.gguf.linears",
+        "modelopt": "aiakq.formats.modelopt",
     },
 )
 #: Formats for symmetric weights only -> the version of the same format that also supports zero points.

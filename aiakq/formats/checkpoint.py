@@ -61,6 +61,7 @@ class Checkpoint:
     mapped     whether tensors of safetensors files are memory-mapped: loading is a tenth faster, but truncating a
                shard in the meantime kills the process with SIGBUS.
     gguf       the tensors of a GGUF file, whose metadata the folder holds, in place of shards; else None.
+    threads    threads that read a tensor of a file that is not mapped.
     """
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
@@ -71,6 +72,7 @@ class Checkpoint:
         self.unread = ""
         self.mapped = False
         self.gguf: ModelTensors | None = None
+        self.threads = 1
         self._mappings: dict[str, Any] = {}
         self._streams: dict[str, BinaryIO] = {}
         self._layouts: dict[str, str] = {}
@@ -217,7 +219,7 @@ class Checkpoint:
             tensor: Tensor = mapping.get_tensor(name)
         else:
             stream = self._streams.get(info.file) or self._open(info.file)
-            tensor = read_tensor(stream, info)
+            tensor = read_tensor(stream, info, self.threads)
             self._check_unchanged(info.file, stream.fileno())
         return tensor
 

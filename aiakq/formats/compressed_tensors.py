@@ -1,5 +1,6 @@
 """compressed-tensors: ``pack-quantized`` for weight-only schemes, ``int-quantized`` with 8-bit activations,
-``float-quantized`` for 8-bit floats (float8.py; ``weight`` and ``weight_scale``).
+``float-quantized`` and ``mxfp8-quantized`` for 8-bit floats (float8.py; ``weight`` and ``weight_scale``),
+``nvfp4-pack-quantized`` and ``mxfp4-pack-quantized`` for 4-bit floats (float4.py).
 
 For one linear with N outputs, K inputs, b bits and ng groups (one for per-channel scales):
 
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
-from aiakq.formats import compressed_tensors_config, float8
+from aiakq.formats import compressed_tensors_config, float4, float8
 from aiakq.formats.checks import (
     check_scales,
     derive_group_size,
@@ -46,11 +47,13 @@ from aiakq.spec import QuantSpec
 SUFFIXES = (
     "weight_packed",
     "weight_scale",
+    "weight_global_scale",
     "weight_shape",
     "weight_zero_point",
     "weight_g_idx",
     "weight",
     "input_scale",
+    "input_global_scale",
     "input_zero_point",
     "bias",
 )
@@ -62,6 +65,7 @@ to_config = compressed_tensors_config.to_config
 writer = compressed_tensors_config.writer
 WIDTH_MULTIPLE = 4
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_FP4 = float4.COMPRESSED_TENSORS
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------
@@ -75,14 +79,22 @@ def holds_codes(headers: Headers) -> bool:
 
 
 def matches(headers: Headers) -> bool:
-    """Whether the tensors are those of this layout; their names suffice, because no other format has them."""
-    return "weight_packed" in headers or "weight_scale" in headers
+    """Whether the tensors are those of this layout; names suffice, but for the packed ``weight`` of ModelOpt."""
+    if "weight_packed" in headers:
+        return True
+    return "weight_scale" in headers and ("weight" not in headers or headers["weight"].dtype != "U8")
+
+
+def _is_float4(headers: Headers) -> bool:
+    return matrix(headers, _FP4.codes, "U8") is not None
 
 
 def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
     """Return suffix -> shape for a linear with N outputs and K inputs."""
     if float8.holds_codes(headers):
         return float8.packed_shapes(headers, spec, n, k, "weight_scale")
+    if _is_float4(headers):
+        return float4.packed_shapes(headers, spec, n, k, _FP4)
     num_groups = expected_groups(spec, k)
     groups = stored_size(headers, ("weight_scale", "weight_zero_point"), 1, num_groups, lambda size: k % size == 0)
     stored = headers["weight_scale"].shape if "weight_scale" in headers else (n, groups)
@@ -117,6 +129,8 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     """Return N, K, bits and groups. Raises KeyError, ValueError or ArithmeticError for headers of another layout."""
     if float8.holds_codes(headers):
         return float8.dimensions(headers, spec)
+    if _is_float4(headers):
+        return float4.dimensions(headers, spec, _FP4)
     scale = headers["weight_scale"].shape
     groups = 1 if len(scale) < 2 else scale[1]
     perm, static = "weight_g_idx" in headers, "input_scale" in headers
@@ -134,12 +148,23 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
 
 
 def supports(spec: QuantSpec) -> str | None:
-    """Return None: the format can hold every spec."""
+    """Return None, or why not: the format can hold every spec but one with a table of values of others."""
+    if spec.table is not None and (spec.table != float4.TABLE or spec.scale_type is None):
+        return f"such files have 4-bit floats with scales in e8m0 or e4m3, not {spec.table} with other scales"
+    return None
+
+
+def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
+    """Return why a linear of N x K cannot be written, or None: readers want whole groups of 4-bit floats."""
+    if spec.table is not None and k % spec.group_size:
+        return f"its {k} inputs are no multiple of {spec.group_size}"
     return None
 
 
 def word_shape(spec: QuantSpec) -> tuple[int, int]:
     """Return how many inputs and outputs share a packed word and cannot be split."""
+    if spec.table is not None:
+        return 2, 1
     return (1 if spec.activation_bits or spec.float8 else 32 // spec.bits), 1
 
 
@@ -183,18 +208,32 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     Raises ``tensor_mismatch``, ``not_finite``, and ``format_unsupported`` for activations that nothing computes.
     """
     if "weight_packed" in tensors:
+        if tensors["weight_packed"].dtype == torch.uint8:
+            return _read_float4(tensors, spec, name)
         return _read_packed(tensors, spec, name)
     if "weight" in tensors and tensors["weight"].dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         _check_input_zeros(tensors, name)
         weight = float8.read(tensors, spec, name)
     else:
         weight = _read_int8(tensors, spec, name)
+    _check_order(tensors, weight, name)
+    return weight
+
+
+def _read_float4(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
+    _check_input_zeros(tensors, name)
+    weight = float4.read(tensors, spec, name, _FP4)
+    _check_order(tensors, weight, name)
+    return weight
+
+
+def _check_order(tensors: Mapping[str, Tensor], weight: QWeight, name: str) -> None:
+    """Raise ``format_unsupported`` for an order of the inputs of weights that are not packed into words."""
     if "weight_g_idx" in tensors:
         groups, size = weight.scales.shape[1], weight.group_size
         if order_from_groups(tensors["weight_g_idx"], weight.k, groups, size, "weight_g_idx", name) is not None:
-            reason = f"{name} has an input order of its own (weight_g_idx), and weights that are not packed"
+            reason = f"{name} has an input order of its own (weight_g_idx), and weights that are not packed integers"
             raise error("format_unsupported", reason=reason)
-    return weight
 
 
 def _check_input_zeros(tensors: Mapping[str, Tensor], name: str) -> None:
@@ -202,11 +241,13 @@ def _check_input_zeros(tensors: Mapping[str, Tensor], name: str) -> None:
     for suffix in ("input_zero_point", "weight_zero_point"):
         stored = tensors.get(suffix)
         if stored is not None and bool((stored.to(torch.float32) != 0).any()):
-            of = "activations" if suffix.startswith("input") else "8-bit floats"
+            of = "activations" if suffix.startswith("input") else "floats as weights"
             raise error("format_unsupported", reason=f"{name} has {of} with a zero point")
 
 
 def _read_packed(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
+    if spec.table is not None:
+        raise error("format_unsupported", reason=f"{name} has integers as weights, and the config says floats")
     if spec.activation_bits:
         raise error("format_unsupported", reason=f"{name} has packed weights together with quantized activations")
     packed = need(tensors, "weight_packed", name, 2, torch.int32)
@@ -343,6 +384,8 @@ def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Ten
         raise mismatch("linear", "weight has its own input order, which compressed-tensors readers refuse")
     if weight.code_type is not None:
         return float8.write(weight, spec, dtype, "weight_scale")
+    if weight.table is not None:
+        return float4.write(weight, spec, dtype, _FP4)
     tensors: dict[str, Tensor] = {}
     if weight.scheme == "w8a8":
         tensors["weight"] = (weight.codes.to(torch.int16) - 128).to(torch.int8)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aiakq.formats import compressed_tensors_floats
+from aiakq.formats.compressed_tensors_floats import is_dynamic
 from aiakq.formats.config_keys import ARGUMENTS, GROUP, check_keys
 from aiakq.formats.config_values import (
     first_of,
@@ -18,10 +20,7 @@ from aiakq.formats.config_values import (
     unsupported,
 )
 from aiakq.patterns import glob_to_regex, is_plain
-from aiakq.spec import Float8, LayerSpec, QuantSpec
-
-#: Formats of 8-bit floats; they are the same on disk.
-_FLOAT_LAYOUTS = ("float-quantized", "naive-quantized", "mixed-precision")
+from aiakq.spec import LayerSpec, QuantSpec
 
 
 def from_config(config: Mapping[str, object]) -> QuantSpec:
@@ -50,9 +49,10 @@ def from_config(config: Mapping[str, object]) -> QuantSpec:
             raise unsupported(f"compressed-tensors with {len(groups)} config groups and no target")
         base = layers[0][1]
         layers.append(("*", None))
-    method = "fp8" if base.float8 else "weight_only_int8" if base.bits == 8 else "gptq"
+    method = compressed_tensors_floats.method(base) or ("weight_only_int8" if base.bits == 8 else "gptq")
+    integers = base.float8 is None and base.table is None
     return QuantSpec(
-        method="smooth_quant" if base.activation_bits and not base.float8 else method,
+        method="smooth_quant" if base.activation_bits and integers else method,
         format="compressed-tensors",
         **vars(base),
         ignore=read_names(config.get("ignore"), "ignore"),
@@ -82,17 +82,17 @@ def _read_group(group: Mapping[str, object], shared_format: object) -> LayerSpec
     if not weights:
         raise unsupported("compressed-tensors with a config group without weights")
     kind = read_word(weights, "type", default="int")
-    if kind == "float" and layout in _FLOAT_LAYOUTS:
-        return _read_floats(weights, inputs)
+    if kind == "float" and layout in compressed_tensors_floats.LAYOUTS:
+        return compressed_tensors_floats.read_group(weights, inputs, layout)
     if kind != "int":
         raise unsupported(f"compressed-tensors weights of type {kind!r:.40} in the format {layout!r:.40}")
     if layout not in ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision"):
         raise unsupported(f"compressed-tensors format {layout!r:.40}")
     if (strategy := read_word(weights, "strategy", default="group")) not in ("tensor", "channel", "group"):
         raise unsupported(f"compressed-tensors weights with strategy {strategy!r:.40}")
-    if _is_dynamic(weights) or not says_nothing(weights.get("block_structure")):
+    if is_dynamic(weights) or not says_nothing(weights.get("block_structure")):
         raise unsupported("compressed-tensors weights that are quantized at run time, or in blocks")
-    dynamic = _is_dynamic(inputs)
+    dynamic = is_dynamic(inputs)
     if inputs:
         _check_inputs(inputs, dynamic)
     return LayerSpec(
@@ -102,65 +102,6 @@ def _read_group(group: Mapping[str, object], shared_format: object) -> LayerSpec
         activation_bits=8 if inputs else None,
         static_input=bool(inputs) and not dynamic,
     )
-
-
-def _read_floats(weights: Mapping[str, object], inputs: Mapping[str, object]) -> LayerSpec:
-    """Parse a group of weights that are 8-bit floats, and of activations that are rounded to such, or are not."""
-    bits = read_integer(first_of(weights, "num_bits", default=8), "num_bits")
-    symmetric = read_flag(first_of(weights, "symmetric", default=True), "symmetric")
-    if bits != 8 or not symmetric or _is_dynamic(weights):
-        raise unsupported(f"compressed-tensors floats of {bits} bits that are asymmetric, dynamic or not of 8 bits")
-    size = read_group_size(weights.get("group_size"))
-    strategy = read_word(weights, "strategy", default="group" if size > 0 else "tensor")
-    rows = -1 if strategy == "tensor" else 1
-    if strategy == "block":
-        rows, size = _block(weights.get("block_structure"))
-    elif strategy not in ("tensor", "channel", "group"):
-        raise unsupported(f"compressed-tensors floats with strategy {strategy!r:.40}")
-    elif strategy != "group":
-        size = -1
-    dynamic = _is_dynamic(inputs)
-    return LayerSpec(
-        bits=8,
-        group_size=size,
-        activation_bits=8 if inputs else None,
-        static_input=bool(inputs) and not dynamic,
-        float8=Float8(rows, _float_inputs(inputs, dynamic)),
-    )
-
-
-def _block(structure: object) -> tuple[int, int]:
-    """Return the rows and inputs of a block, [128, 128] or "128x128". Raises ``format_unsupported``."""
-    sizes = structure.lower().split("x") if isinstance(structure, str) else structure
-    if not isinstance(sizes, list) or len(sizes) != 2:
-        raise unsupported(f"compressed-tensors with block_structure {structure!r:.40}")
-    rows, size = (read_integer(value, "block_structure") for value in sizes)
-    if min(rows, size) < 1:
-        raise unsupported(f"compressed-tensors with block_structure {structure!r:.40}")
-    return rows, size
-
-
-def _float_inputs(inputs: Mapping[str, object], dynamic: bool) -> int:
-    """Return the inputs that share a computed scale, -1 for all. Raises ``format_unsupported``."""
-    if not inputs:
-        return -1
-    bits = read_integer(first_of(inputs, "num_bits", default=8), "num_bits")
-    kind = read_word(inputs, "type", default="int")
-    if bits != 8 or kind != "float" or not read_flag(first_of(inputs, "symmetric", default=True), "symmetric"):
-        raise unsupported(f"8-bit floats with activations of {bits} bits and type {kind!r:.40}, or asymmetric ones")
-    if dynamic and read_word(inputs, "scale_dtype", default="none") not in ("none", "torch.float32", "float32"):
-        raise unsupported(f"activations with scales rounded to {inputs.get('scale_dtype')!r:.40}")
-    size = read_group_size(inputs.get("group_size"))
-    strategy = read_word(inputs, "strategy", default="group" if size > 0 else "tensor")
-    if strategy not in (("token", "group") if dynamic else ("tensor",)) or (strategy == "group") != (size > 0):
-        when = "computed" if dynamic else "stored"
-        raise unsupported(f"activations with {when} scales and the strategy {strategy!r:.40}")
-    return size
-
-
-def _is_dynamic(arguments: Mapping[str, object]) -> bool:
-    """Return ``dynamic``. Raises ``format_unsupported`` for scales that are partly computed at run time ("local")."""
-    return read_flag(arguments.get("dynamic"), "dynamic of compressed-tensors")
 
 
 def _check_inputs(inputs: Mapping[str, object], dynamic: bool) -> None:
@@ -211,8 +152,8 @@ def _target(pattern: str) -> str:
 
 def _group(layer: LayerSpec, targets: list[str]) -> dict[str, object]:
     """Return one entry of ``config_groups``."""
-    if layer.float8 is not None:
-        return _float_group(layer, layer.float8, targets)
+    if layer.float8 is not None or layer.table is not None:
+        return compressed_tensors_floats.group(layer, targets)
     weights: dict[str, object] = {
         "num_bits": layer.bits,
         "type": "int",
@@ -235,26 +176,6 @@ def _group(layer: LayerSpec, targets: list[str]) -> dict[str, object]:
             "strategy": "tensor" if layer.static_input else "token",
             "dynamic": not layer.static_input,
         }
-    return group
-
-
-def _float_group(layer: LayerSpec, float8: Float8, targets: list[str]) -> dict[str, object]:
-    """Return one entry of ``config_groups`` for weights that are 8-bit floats."""
-    common: dict[str, object] = {"num_bits": 8, "type": "float", "symmetric": True}
-    strategy = "tensor" if float8.rows == -1 else "channel" if layer.group_size == -1 else "group"
-    weights = {**common, "strategy": strategy, "dynamic": False}
-    if float8.rows > 1:
-        weights |= {"strategy": "block", "block_structure": [float8.rows, layer.group_size]}
-    elif strategy == "group":
-        weights["group_size"] = layer.group_size
-    group: dict[str, object] = {"targets": targets, "weights": weights, "format": "float-quantized"}
-    if layer.static_input:
-        group["input_activations"] = {**common, "strategy": "tensor", "dynamic": False}
-    elif layer.activation_bits and float8.activation_group > 0:
-        size = float8.activation_group
-        group["input_activations"] = {**common, "strategy": "group", "group_size": size, "dynamic": True}
-    elif layer.activation_bits:
-        group["input_activations"] = {**common, "strategy": "token", "dynamic": True}
     return group
 
 

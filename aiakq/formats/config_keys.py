@@ -90,7 +90,9 @@ APPLIED: Mapping[str, Collection[str]] = {
     ),
     "fbgemm_fp8": {"quant_method", "activation_scale_ub"},
     "gguf": {"quant_method", "blocks", "modules", "not_quantized"},
-    "modelopt": frozenset("quant_method quant_algo quantization producer exclude_modules config_groups".split()),
+    "modelopt": frozenset(
+        "quant_method quant_algo quantization quantized_layers producer exclude_modules group_size config_groups".split()
+    ),
 }
 #: Keys that ``layer_override`` applies.
 OVERRIDE = _BITS | {"desc_act", "pack_dtype"}

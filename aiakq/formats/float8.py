@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.block_scales import exponents_of
 from aiakq.formats.checks import finite, mismatch, need, read_bias
 from aiakq.formats.headers import Dimensions, Headers, Shapes
-from aiakq.kernels.types import InputRounding, QWeight
-from aiakq.spec import Float8, LayerSpec, QuantSpec
+from aiakq.formats.input_rounding import rounding_of
+from aiakq.kernels.types import QWeight
+from aiakq.spec import QuantSpec
 
 #: Names of the scales of weights and of activations.
 WEIGHT_SCALES = ("weight_scale_inv", "weight_scale")
@@ -30,8 +32,6 @@ SUFFIXES = ("weight", *WEIGHT_SCALES, *INPUT_SCALES, "bias")
 #: Dtypes of safetensors headers.
 DTYPES = ("F8_E4M3", "F8_E5M2")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-#: The smallest scale that FBGEMM computes.
-FBGEMM_MIN_SCALE = 1 / (448 * 512)
 
 
 def holds_codes(headers: Headers) -> bool:
@@ -127,17 +127,6 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
     )
 
 
-def rounding_of(spec: QuantSpec | LayerSpec) -> InputRounding:
-    """Return how scales of activations are computed; the default where none are."""
-    float8 = spec.float8 or Float8()
-    if not spec.activation_bits or spec.static_input:
-        return InputRounding()
-    rounding = InputRounding(max(0, float8.activation_group), float8.powers_of_two)
-    if float8.bound is None:
-        return rounding
-    return InputRounding(rounding.group, rounding.powers_of_two, float8.bound, FBGEMM_MIN_SCALE)
-
-
 def _as_float(scale: Tensor, suffix: str, name: str) -> Tensor:
     """Return scales in float32 or 16 bits; those in float8_e8m0 are powers of two, 2**(bits - 127), or NaN."""
     if scale.dtype in _FLOATS:
@@ -184,9 +173,11 @@ def _input_scale(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype, scale_name: str) -> dict[str, Tensor]:
-    """Return the tensors of one linear: the inverse of ``read``. Scales are float32, the bias is in ``dtype``.
+    """Return the tensors of one linear: the inverse of ``read``. Scales are float32, or in e8m0 if ``spec`` says so; the
+    bias is in ``dtype``.
 
-    Raises ``tensor_mismatch`` for a weight whose codes are integers, or whose scales differ within a block.
+    Raises ``tensor_mismatch`` for a weight whose codes are integers, or whose scales differ within a block, or are not
+    those of ``spec``.
     """
     if weight.code_type is None or spec.float8 is None:
         raise not_float8(weight)
@@ -194,7 +185,8 @@ def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype, scale_name: str)
     kept = scales[:: weight.n if rows == -1 else rows]
     if not torch.equal(kept.repeat_interleave(weight.n if rows == -1 else rows, dim=0)[: weight.n], scales):
         raise mismatch("linear", f"weight has rows with other scales in a block of {rows}")
-    tensors = {"weight": weight.codes.view(weight.code_type), scale_name: kept.reshape(()) if rows == -1 else kept}
+    kept = exponents_of(kept) if spec.scale_type == "e8m0" else kept.reshape(()) if rows == -1 else kept
+    tensors = {"weight": weight.codes.view(weight.code_type), scale_name: kept}
     if weight.input_scale is not None:
         tensors[INPUT_SCALES[0]] = weight.input_scale.to(torch.float32).reshape(1)
     if weight.bias is not None:

@@ -82,7 +82,7 @@ class Format(Dialect, Protocol):
 
 
 if TYPE_CHECKING:
-    from aiakq.formats import awq, awq_gemv, awq_gemv_fast, compressed_tensors, fp8, gptq
+    from aiakq.formats import awq, awq_gemv, awq_gemv_fast, compressed_tensors, fp8, gptq, modelopt
     from aiakq.formats.gguf import linears
 
-    _BUILT_IN: tuple[Format, ...] = (awq, awq_gemv, awq_gemv_fast, compressed_tensors, fp8, gptq, linears)
+    _BUILT_IN: tuple[Format, ...] = (awq, awq_gemv, awq_gemv_fast, compressed_tensors, fp8, gptq, modelopt, linears)

@@ -1,8 +1,8 @@
-"""FP8 of DeepSeek, Qwen, Mistral, AutoFP8, FBGEMM and ModelOpt: ``quant_method`` fp8, fbgemm_fp8 and modelopt.
+"""FP8 of DeepSeek, Qwen, Mistral, AutoFP8, FBGEMM and ModelOpt: ``quant_method`` fp8 and fbgemm_fp8.
 
 The tensors of a linear are described in float8.py: scales are called ``weight_scale_inv`` for blocks and
 ``weight_scale`` otherwise. The configs are read by fp8_config.py. compressed-tensors stores the same tensors under its
-own config (compressed_tensors.py).
+own config (compressed_tensors.py), and so does ModelOpt (modelopt_config.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ RECORDS_METHOD = False
 WIDTH_MULTIPLE = 128
 from_config = fp8_config.from_config
 to_config = fp8_config.to_config
-writer = fp8_config.writer
 
 
 def holds_codes(headers: Headers) -> bool:

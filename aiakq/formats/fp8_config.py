@@ -1,6 +1,6 @@
-"""The ``quantization_config`` of FP8 checkpoints: quant_method fp8, fbgemm_fp8 and modelopt.
+"""The ``quantization_config`` of FP8 checkpoints: quant_method fp8 and fbgemm_fp8.
 
-What the keys mean is what vLLM (vllm/model_executor/layers/quantization/{fp8,fbgemm_fp8,modelopt}.py) and transformers
+What the keys mean is what vLLM (vllm/model_executor/layers/quantization/{fp8,fbgemm_fp8}.py) and transformers
 (integrations/finegrained_fp8.py) do with them.
 """
 
@@ -8,24 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aiakq.formats.config_keys import check_keys
 from aiakq.formats.config_values import (
     first_of,
     read_integer,
     read_names,
-    read_object,
     read_word,
     says_nothing,
     unsupported,
 )
-from aiakq.patterns import is_plain
 from aiakq.spec import Float8, QuantSpec
 
-METHODS = ("fp8", "fbgemm_fp8", "modelopt")
-#: ModelOpt's block size where weights alone are quantized.
-_MODELOPT_BLOCK = 128
-_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
-_QUANTIZATION = ("quant_algo", "exclude_modules")
+METHODS = ("fp8", "fbgemm_fp8")
 #: FBGEMM's default of ``activation_scale_ub``.
 _BOUND = 1200.0
 
@@ -33,8 +26,6 @@ _BOUND = 1200.0
 def from_config(config: Mapping[str, object]) -> QuantSpec | None:
     """Return the spec of a config. Raises ``format_unsupported``."""
     method = read_word(config, "quant_method", default="fp8")
-    if method == "modelopt":
-        return _modelopt(config)
     return _fbgemm(config) if method == "fbgemm_fp8" else _fp8(config)
 
 
@@ -103,35 +94,6 @@ def _fbgemm(config: Mapping[str, object]) -> QuantSpec:
     )
 
 
-def _modelopt(config: Mapping[str, object]) -> QuantSpec:
-    """Read both forms: hf_quant_config.json, with an object ``quantization``, and the one in config.json."""
-    inner = read_object(config.get("quantization"), "quantization")
-    if inner:
-        check_keys(inner, _QUANTIZATION, "quantization of ModelOpt")
-    values = inner or config
-    algorithm = str(values.get("quant_algo") or "").upper()
-    if algorithm not in _ALGORITHMS:
-        raise unsupported(f"NVIDIA ModelOpt with quant_algo {algorithm or 'missing'!r:.40}; only FP8 is read")
-    for name, group in read_object(config.get("config_groups"), "config_groups").items():
-        _check_group(read_object(group, f"the config group {name!r:.40}"))
-    excluded = read_names(first_of(values, "exclude_modules", "ignore"), "exclude_modules")
-    ignore = tuple(f"*{name}*" if is_plain(name) else name for name in excluded)
-    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-        return _spec(Float8(), "dynamic", ignore, method="modelopt")
-    if algorithm == "FP8_PB_WO":
-        return _spec(Float8(rows=_MODELOPT_BLOCK), "none", ignore, _MODELOPT_BLOCK, method="modelopt")
-    return _spec(Float8(rows=-1), "static", ignore, method="modelopt")
-
-
-def _check_group(group: Mapping[str, object]) -> None:
-    """Raise ``format_unsupported`` for a config group of anything but 8-bit floats."""
-    for part in ("weights", "input_activations"):
-        stored = read_object(group.get(part), part)
-        bits = stored.get("num_bits", 8)
-        if stored and (bits != 8 or read_word(stored, "type", default="float") != "float"):
-            raise unsupported(f"NVIDIA ModelOpt with {part} of {bits!r:.20} bits and type {stored.get('type')!r:.20}")
-
-
 def unwritable(spec: QuantSpec) -> str | None:
     """Return why no config of this format describes ``spec``, or None."""
     float8 = spec.float8
@@ -168,11 +130,3 @@ def to_config(spec: QuantSpec) -> dict[str, object]:
     # transformers takes a missing size for 128 x 128.
     config["weight_block_size"] = [float8.rows, spec.group_size] if float8.rows > 1 else None
     return config
-
-
-def writer(config: Mapping[str, object]) -> str | None:
-    """Return the program that wrote a config, if recorded."""
-    producer = config.get("producer")
-    if not isinstance(producer, Mapping) or not producer.get("name"):
-        return None
-    return f"{producer['name']} {producer.get('version') or ''}".strip()

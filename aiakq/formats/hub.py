@@ -1,4 +1,4 @@
-"""Resolution of model names to local folders, downloading from the Hugging Face Hub if necessary."""
+"""Resolution of model names to local folders, fetched from the Hugging Face Hub or object storage if necessary."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats import object_storage
 from aiakq.formats.gguf_model.folder import choose_file, gguf_folder, is_gguf, local_file
 from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY
 from aiakq.formats.shards import has_torch_files, variant_of
@@ -20,6 +21,7 @@ _OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 #: Weights; torch's own files only for repositories without safetensors, or if requested.
 _SAFETENSORS = ["*.safetensors"]
 _TORCH = ["pytorch_model*.bin"]
+_KINDS: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _TORCH}
 #: Folders of sentence-transformers' modules, which are small, and their files.
 _MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
@@ -45,12 +47,10 @@ def split_quantization(name: str) -> tuple[str, str]:
 
 
 def check_model_name(name: str) -> None:
-    """Raise ``model_is_file`` or ``model_missing`` for what is no folder and no GGUF file, and could be no name on the
-    hub.
-    """
+    """Raise ``model_is_file`` or ``model_missing`` for what is no folder, file, URL or possible name on the hub."""
     base, quantization = split_quantization(name)
     path = Path(base).expanduser()
-    if base.strip() and os.path.isdir(path):
+    if object_storage.is_url(base) or (base.strip() and os.path.isdir(path)):
         return
     if os.path.isfile(path):
         if is_gguf(path) and not quantization:
@@ -92,7 +92,7 @@ def resolve_model(
     ignore: Sequence[str] = (),
     token: str | None = None,
 ) -> Path:
-    """Return the folder of a model: the local one, else a snapshot downloaded from the hub.
+    """Return the folder of a model: the local one, else a snapshot downloaded from object storage or the hub.
 
     That of a GGUF file holds its config and tokenizer. A quantization after a colon selects such a file:
     FOLDER:Q4_K_M, org/name:Q4_K_M.
@@ -102,11 +102,14 @@ def resolve_model(
     ignore   patterns of files not to download.
     token    access token; None: the hub client's own, if any; empty: the hub client's own, which must exist.
 
-    Raises what ``check_model_name`` raises, and ``model_hub`` if the hub does not deliver it.
+    Raises what ``check_model_name`` raises, ``option_conflict`` for a revision in object storage, and ``model_hub`` or
+    ``model_storage`` if they do not deliver it.
     """
     name = str(name_or_path)
     check_model_name(name)
     name, quantization = split_quantization(name)
+    if object_storage.is_url(name):
+        return _from_object_storage(name, revision, cache, weights, ignore, quantization)
     path = Path(name).expanduser()
     if os.path.isfile(path):
         return gguf_folder(path)
@@ -163,6 +166,24 @@ def _model_in(folder: Path, quantization: str, weights: str, files: Sequence[str
     return gguf_folder(local_file(folder, quantization))
 
 
+def _from_object_storage(
+    url: str, revision: str | None, cache: str | None, weights: str, ignore: Sequence[str], quantization: str
+) -> Path:
+    """Return the folder of a model that ``url`` names; see ``resolve_model``."""
+    if revision is not None:
+        raise error(
+            "option_conflict",
+            option="--revision",
+            other=f"the model {url}",
+            reason="object storage has no revisions",
+            hint="Leave --revision out.",
+        )
+    announce(f"Fetching {url}.")
+    wanted = _patterns_of(weights, object_storage.names(url), quantization, url)
+    folder = object_storage.fetch(url, cache, [*wanted, *_OTHER_FILES], ignore)
+    return _model_in(folder, quantization, weights, wanted)
+
+
 def hub_answers() -> bool:
     """Whether a connection to the hub can be opened; asked once, because the hub client retries for minutes.
 
@@ -203,9 +224,8 @@ def _weight_patterns(
     name: str, revision: str | None, weights: str, token: str | bool | None, quantization: str = ""
 ) -> list[str]:
     """Return the patterns of the weight files to download from a repository. Raises ``gguf_choice``."""
-    known: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _TORCH}
-    if weights in known and not quantization:
-        return known[weights]
+    if weights in _KINDS and not quantization:
+        return _KINDS[weights]
     import huggingface_hub
 
     try:
@@ -215,13 +235,21 @@ def _weight_patterns(
         if quantization or weights == "gguf":
             return [f"*{quantization}*.gguf"]
         return _SAFETENSORS + (_TORCH if huggingface_hub.constants.HF_HUB_OFFLINE else [])
-    files = [sibling.rfilename for sibling in siblings if "/" not in sibling.rfilename]
-    is_gguf_only = any(file.endswith(".gguf") for file in files) and not any(
-        file.endswith((".safetensors", ".bin")) for file in files
+    files = [sibling.rfilename for sibling in siblings]
+    return _patterns_of(weights, files, quantization, name)
+
+
+def _patterns_of(weights: str, files: Sequence[str], quantization: str, name: str) -> list[str]:
+    """Return the patterns of the weight files to download; ``files`` are the names of all. Raises ``gguf_choice``."""
+    if weights in _KINDS and not quantization:
+        return _KINDS[weights]
+    own = [file for file in files if "/" not in file]
+    is_gguf_only = any(file.endswith(".gguf") for file in own) and not any(
+        file.endswith((".safetensors", ".bin")) for file in own
     )
     if quantization or weights == "gguf" or is_gguf_only:
-        return choose_file([sibling.rfilename for sibling in siblings], quantization, name)
-    safetensors = [file for file in files if file.endswith(".safetensors")]
-    if all(map(variant_of, safetensors)) and has_torch_files(files):  # the local folder is read like this, too
+        return choose_file(files, quantization, name)
+    safetensors = [file for file in own if file.endswith(".safetensors")]
+    if all(map(variant_of, safetensors)) and has_torch_files(own):  # the local folder is read like this, too
         return _TORCH
     return _SAFETENSORS if safetensors else _TORCH

@@ -51,6 +51,9 @@ _ALIASES = {
     "compressed_tensors": "compressed-tensors",
     "sparseml": "compressed-tensors",
     "gpt_oss_mxfp4": "mxfp4",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mxfp8": "modelopt",
+    "modelopt_mixed": "modelopt",
 }
 #: Keys of configs without a ``quant_method`` -> the one that they imply: early compressed-tensors, llm-awq, AutoGPTQ.
 _IMPLIED = {
@@ -113,8 +116,8 @@ def read(config: Mapping[str, Any]) -> QuantSpec:
     raise _unknown_layout(config, method)
 
 
-#: Methods without a format here that a model family reads as floats (aiakq/runtime/models/gpt_oss.py).
-DEQUANTIZED_AT_LOAD = {"mxfp4": "GptOssForCausalLM"}
+#: Methods of fused tensors that a model family reads itself (aiakq/formats/mxfp4.py) -> that family.
+_READ_BY_FAMILY = {"mxfp4": "GptOssForCausalLM"}
 
 
 def stored_config(config: Mapping[str, object]) -> Any:
@@ -157,7 +160,7 @@ def read_spec(folder: Path, config: Mapping[str, object]) -> QuantSpec | None:
         method = method_of(quantization)
         if not method and (named := unread_formats.of_config(config)):
             raise unsupported(named)
-        if method in DEQUANTIZED_AT_LOAD and DEQUANTIZED_AT_LOAD[method] in _families(config):
+        if method in _READ_BY_FAMILY and _READ_BY_FAMILY[method] in _families(config):
             check_keys(quantization, APPLIED[method], "quantization_config")
             return None
     spec, recorded = read(quantization), _recorded_method(config)

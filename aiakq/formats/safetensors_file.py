@@ -12,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
@@ -67,6 +68,8 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {
 }
 #: Maximum size of a header: the largest real ones stay below 5 MiB, and parsing takes 50 times the size in memory.
 MAX_HEADER_BYTES = 16 << 20
+#: Bytes that a thread reads at least.
+_SMALLEST_PART = 1 << 20
 #: Maximum number of tensors per file. The largest real models have 250 000 in more than fifty files.
 MAX_TENSORS = 100_000
 
@@ -160,24 +163,38 @@ def parse_header(stream: BinaryIO, file: str) -> tuple[bytes, dict[str, TensorIn
     return prefix + raw, infos
 
 
-def read_tensor(stream: BinaryIO, info: TensorInfo) -> Tensor:
-    """Read one tensor into newly allocated CPU memory. Raises ``model_malformed`` if its bytes are missing."""
+def read_tensor(stream: BinaryIO, info: TensorInfo, threads: int = 1) -> Tensor:
+    """Read one tensor into newly allocated CPU memory, in parts by ``threads`` threads.
+
+    Raises ``model_malformed`` if its bytes are missing.
+    """
     if info.strides is not None:
         span = 1 + sum((n - 1) * step for n, step in zip(info.shape, info.strides, strict=True))
-        flat = read_tensor(stream, TensorInfo(info.dtype, (span,), info.file, info.offset))
+        flat = read_tensor(stream, TensorInfo(info.dtype, (span,), info.file, info.offset), threads)
         return flat.as_strided(info.shape, info.strides).contiguous()
     tensor = torch.empty(info.shape, dtype=DTYPES[info.dtype])
     data = tensor.reshape(-1).view(torch.uint8).numpy().data if info.nbytes else memoryview(b"")
+    size = max(_SMALLEST_PART, -(-info.nbytes // threads))
+    starts = range(0, info.nbytes, size)
+    if len(starts) > 1:
+        with ThreadPoolExecutor(len(starts)) as pool:
+            list(pool.map(lambda start: _read_into(stream, data[start : start + size], info, start), starts))
+    else:
+        _read_into(stream, data, info, 0)
+    return tensor
+
+
+def _read_into(stream: BinaryIO, data: memoryview, info: TensorInfo, start: int) -> None:
+    """Fill ``data`` with the bytes of a tensor from ``start`` on."""
     done = 0
-    while done < info.nbytes:
+    while done < len(data):
         try:
-            count = os.preadv(stream.fileno(), [data[done:]], info.offset + done)
+            count = os.preadv(stream.fileno(), [data[done:]], info.offset + start + done)
         except OSError as problem:
             raise read_error(problem, Path(info.file)) from None
         if not count:
             raise error("model_malformed", file=info.file, reason="it was cut off while it was read")
         done += count
-    return tensor
 
 
 def unread_dtype(name: str, file: str, dtype: object) -> AiakqError:

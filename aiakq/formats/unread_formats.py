@@ -17,9 +17,6 @@ METHODS = {
     "qqq": "QQQ, 4-bit weights with 8-bit activations",
     "bitsandbytes": "bitsandbytes (NF4, FP4 or LLM.int8)",
     "deepseek_v4_fp8": "FP8 weights with experts in FP4",
-    "modelopt_fp4": "NVFP4 of NVIDIA ModelOpt",
-    "modelopt_mxfp8": "MXFP8 of NVIDIA ModelOpt",
-    "modelopt_mixed": "NVIDIA ModelOpt (FP8, NVFP4 or integers)",
     "nvfp4": "NVFP4",
     "mxfp4": "MXFP4, which is read for GPT-OSS only",
     "gpt_oss_mxfp4": "MXFP4, which is read for GPT-OSS only",
@@ -78,8 +75,14 @@ FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 def without_config(inventory: Mapping[str, TensorInfo]) -> str | None:
     """Return what the tensors are that only a config explains, with one of their names, if there is no config."""
-    found = next((name for name, info in sorted(inventory.items()) if info.dtype in FLOAT8), None)
-    return found and f"FP8 weights, without a quantization_config in config.json ({found:.200})"
+    for name, info in sorted(inventory.items()):
+        module, _, last = name.rpartition(".")
+        scaled = f"{module}.weight_scale" in inventory
+        bits = 8 if info.dtype in FLOAT8 else 4 if info.dtype == "U8" and last.startswith("weight") and scaled else 0
+        # Scales of 4-bit floats are 8-bit floats or bytes.
+        if bits and not last.startswith("weight_scale"):
+            return f"FP{bits} weights, without a quantization_config in config.json ({name:.200})"
+    return None
 
 
 def of_tensors(inventory: Mapping[str, TensorInfo]) -> str | None:
@@ -101,11 +104,6 @@ def _of_tensor(name: str, info: TensorInfo, inventory: Mapping[str, TensorInfo])
         return METHODS["bitsandbytes"]
     if last == "weight":
         return _of_weight(module, info, inventory)
-    if last == "weight_packed" and info.dtype == "U8":
-        scale = inventory.get(f"{module}.weight_scale")
-        return (
-            "MXFP4 or MXFP6 of compressed-tensors" if scale and scale.dtype == "U8" else "NVFP4 of compressed-tensors"
-        )
     if last == "weight_packed" and "embed" in module.rpartition(".")[2]:
         return "compressed-tensors with a quantized embedding"
     if name.startswith("layers.0.attention.wq."):
@@ -123,8 +121,6 @@ def _of_weight(module: str, info: TensorInfo, inventory: Mapping[str, TensorInfo
         return METHODS["mlx"]
     if holds("weight_scale_inv") and not info.dtype.startswith("F8"):
         return f"scales of FP8 beside weights in {info.dtype}"
-    if info.dtype == "U8" and (holds("weight_scale_2") or holds("weight_scale")):
-        return "NVFP4 of NVIDIA ModelOpt"
     if info.dtype in ("I8", "U8", *FLOAT8) and holds("weight_scale") and "embed" in module.rpartition(".")[2]:
         return "compressed-tensors with a quantized embedding"
     return None

@@ -35,9 +35,10 @@ from aiakq.kernels.selection import VARIABLE, allowed
 FILE = build.TARGET
 
 #: LinearMath and DataType of src/ops.def, needed before the library is loaded.
-EXACT, BLOCKS, ROWS, E4M3, E5M2 = range(5)
+EXACT, BLOCKS, ROWS, E4M3, E5M2, TABLE, TABLE_OF_5_BITS, TABLE_OF_8_BITS = range(8)
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
-_CONSTANTS = {"EXACT": EXACT, "BLOCKS": BLOCKS, "ROWS": ROWS, "E4M3": E4M3, "E5M2": E5M2} | {
+_MATH = ("EXACT", "BLOCKS", "ROWS", "E4M3", "E5M2", "TABLE", "TABLE_OF_5_BITS", "TABLE_OF_8_BITS")
+_CONSTANTS = {name: number for number, name in enumerate(_MATH)} | {
     str(dtype).removeprefix("torch.").upper(): number for dtype, number in TYPES.items()
 }
 
@@ -97,7 +98,19 @@ class NativeLibrary:
             ("aiakq_ops", c_char_p),
             ("aiakq_scratch", c_int64, c_void_p),
             ("aiakq_run", None, c_void_p, c_int64, c_int32),
-            ("aiakq_pack_codes", None, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_int64, c_void_p, c_int32),
+            (
+                "aiakq_pack_codes",
+                None,
+                c_void_p,
+                c_int64,
+                c_int64,
+                c_int32,
+                c_bool,
+                c_void_p,
+                c_int64,
+                c_void_p,
+                c_int32,
+            ),
             ("aiakq_pack_floats", None, c_void_p, c_int64, c_int64, c_int32, c_bool, c_void_p, c_int32),
         ):
             function = getattr(cdll, name)

@@ -41,43 +41,31 @@ class NativeLinear(LinearLayer):
 
 def supports(problem: LinearProblem) -> str | None:
     """Return None, or why not."""
-    if problem.has_offsets or problem.scheme in ("lut4a16", "w5a16", "w6a16"):
-        return f"it has no {problem.scheme}{' with offsets' if problem.has_offsets else ''}"
+    if problem.has_zeros and (problem.scheme == "lut4a16" or problem.scheme.startswith("fp8")):
+        return f"it has no {problem.scheme} with zero points"
+    if problem.has_offsets and problem.scheme.startswith("fp8"):
+        return f"it has no {problem.scheme} with offsets"
     return None
 
 
 def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     """Pack ``weight`` (not modified) into tiles."""
-    n, k = weight.n, weight.k
-    size = _group_size(weight, problem)
-    # Groups computed in parts repeat their scale and zero point for each part.
-    weight_scales, zeros = (
-        None if values is None else values.repeat_interleave(weight.group_size // size, dim=1)
-        for values in (weight.scales, weight.zeros)
-    )
-    assert weight_scales is not None
-    groups = weight_scales.shape[1]
+    math, table, factor = _math(weight, problem)
+    n, k, size = weight.n, weight.k, _group_size(weight, math)
+    scales = _of_parts(_times(weight.scales, factor), weight.group_size // size)
+    zeros = _of_parts(weight.zeros, weight.group_size // size)
+    offsets = _of_parts(_offsets(weight, math), weight.group_size // size)
+    assert scales is not None
+    groups = scales.shape[1]
     # Groups and blocks must end together: otherwise groups are padded.
     unpadded = size % BLOCK == 0 or (size in (8, 16) and weight.code_type is None)
     padded = size if unpadded else -(-size // BLOCK) * BLOCK
     blocks = -(-groups * padded // BLOCK)
     columns = _columns(k, size, padded, groups, blocks)
     tiles = -(-n // TILE)
-    codes = weight.codes.contiguous()
-    packed = library.empty_on_large_pages(tiles * blocks * 2 * 64 * weight.bits, dtype=torch.uint8)
-    load_library().cdll.aiakq_pack_codes(
-        codes.data_ptr(),
-        n,
-        k,
-        weight.bits,
-        columns.data_ptr(),
-        blocks,
-        packed.data_ptr(),
-        torch.get_num_threads(),
-    )
-    scales = _tiled(weight_scales if weight_scales.dtype in TYPES else weight_scales.float(), tiles)
-    if zeros is not None:
-        zeros = _tiled(zeros if zeros.dtype == torch.uint8 else zeros.float(), tiles)
+    packed = _packed(weight, math == library.TABLE, columns, blocks)
+    scales, offsets = _tiled(scales, tiles), _tiled(offsets, tiles)
+    zeros = _tiled(zeros, tiles, torch.uint8)
     source = columns
     if weight.perm is not None:
         taken = weight.perm.to(torch.int32)[columns.clamp(min=0).long()]
@@ -87,40 +75,102 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     scale = None if weight.input_scale is None else weight.input_scale.float().reshape(1).contiguous()
     op = new_op("linear")
     op.n, op.k, op.bits = n, k, weight.bits
-    op.math = _math(weight, problem)
+    op.math = math
     if weight.scheme == "fp8a8":
         op.rounded = weight.rounding.group or k
         op.powers_of_two = weight.rounding.powers_of_two
         op.bound, op.min_scale = weight.rounding.bound, weight.rounding.min_scale
     op.group, op.groups = padded, groups
-    op.scale_type = TYPES[scales.dtype]
-    op.zero_type = TYPES[torch.uint8 if zeros is None else zeros.dtype]
-    op.tiles, op.scales, op.zeros = address(packed), address(scales), address(zeros)
+    types = (torch.float32 if values is None else values.dtype for values in (scales, zeros, offsets))
+    op.scale_type, op.zero_type, op.offset_type = (TYPES[dtype] for dtype in types)
+    op.tiles, op.scales, op.zeros, op.offsets = (address(values) for values in (packed, scales, zeros, offsets))
+    op.table = address(table)
     op.source = None if identity else address(source)
     op.bias, op.input_scale = address(bias), address(scale)
-    kept = [t for t in (packed, scales, zeros, None if identity else source, bias, scale) if t is not None]
-    return NativeLinear(op, kept)
+    pointed_to = (packed, scales, zeros, offsets, table, None if identity else source, bias, scale)
+    return NativeLinear(op, [tensor for tensor in pointed_to if tensor is not None])
 
 
-def _math(weight: QWeight, problem: LinearProblem) -> int:
-    """Return the LinearMath (src/ops.def) of a layer."""
+def _math(weight: QWeight, problem: LinearProblem) -> tuple[int, Tensor | None, float]:
+    """Return the LinearMath (src/ops.def) of a layer, its table in the layout of ops.def or None, and a factor of its
+    scales.
+    """
     if weight.code_type is not None:
-        return {torch.float8_e4m3fn: library.E4M3, torch.float8_e5m2: library.E5M2}[weight.code_type]
-    return library.ROWS if weight.scheme == "w8a8" else library.EXACT if problem.exact else library.BLOCKS
+        return {torch.float8_e4m3fn: library.E4M3, torch.float8_e5m2: library.E5M2}[weight.code_type], None, 1.0
+    if weight.table is None:
+        return (
+            library.ROWS if weight.scheme == "w8a8" else library.EXACT if problem.exact else library.BLOCKS,
+            None,
+            1.0,
+        )
+    values = weight.table.float().contiguous()
+    factor = _common_factor(values)
+    integers = values / factor
+    if not problem.exact and weight.offsets is None:
+        for math, top in ((library.TABLE_OF_5_BITS, 16), (library.TABLE_OF_8_BITS, 128)):
+            if -top <= integers.min() and integers.max() < top:
+                return math, (integers + top).to(torch.uint8), factor
+    floats = values.view(torch.uint8).view(len(values), 4)
+    return library.TABLE, torch.cat([floats.flatten(), floats.T.flatten()]), 1.0
 
 
-def _group_size(weight: QWeight, problem: LinearProblem) -> int:
-    """Return the number of inputs whose products are accumulated before the zero point is applied.
+def _common_factor(values: Tensor) -> float:
+    """Return the largest power of two of which all float32 ``values`` are multiples, 1 if all are zero."""
+    mantissas, exponents = (values[values != 0].double() if values.any() else torch.ones(1).double()).frexp()
+    integers = (mantissas * 2**24).long()
+    lowest = (integers & -integers).double().log2().long()  # the lowest bit that is set
+    return float(2.0 ** int((exponents + lowest).min() - 24))
+
+
+def _times(scales: Tensor, factor: float) -> Tensor:
+    """Multiply scales with a power of two exactly, in float32 if their own dtype cannot hold the products."""
+    scaled = scales * factor
+    return scaled if torch.equal(scaled / factor, scales) else scales.float() * factor
+
+
+def _offsets(weight: QWeight, math: int) -> Tensor | None:
+    """Return the offsets relative to the numbers that are multiplied, which are codes - 128 for EXACT with 8 bits."""
+    if weight.offsets is None or math != library.EXACT or weight.bits != 8:
+        return weight.offsets
+    return (weight.offsets.double() + 128 * weight.scales.double()).float()
+
+
+def _of_parts(values: Tensor | None, parts: int) -> Tensor | None:
+    """Repeat the values [N, groups] of groups that are computed in parts for each part."""
+    return None if values is None else values.repeat_interleave(parts, dim=1)
+
+
+def _group_size(weight: QWeight, math: int) -> int:
+    """Return the number of inputs whose products are accumulated before zero point or offset are applied.
 
     In float math, both sums of a long group are large if the activations have a nonzero mean, and their difference
-    loses digits, so long groups are computed in parts. 8-bit codes without zero points are signed and need no such sum.
+    loses digits, so long groups are computed in parts. Tables and 8-bit codes without zero points are signed and need
+    no such sum.
     """
     size = weight.group_size
-    signed = weight.bits == 8 and weight.zeros is None
-    if not problem.exact or weight.scheme == "w8a8" or signed or size % BLOCK:
+    signed = weight.zeros is None and weight.offsets is None and (weight.bits == 8 or weight.table is not None)
+    if math not in (library.EXACT, library.TABLE) or signed or size % BLOCK:
         return size
     parts = [part for part in range(BLOCK, MAX_GROUP + 1, BLOCK) if size % part == 0]
     return size if size <= MAX_GROUP else parts[-1]
+
+
+def _packed(weight: QWeight, transposed: bool, columns: Tensor, blocks: int) -> Tensor:
+    """Pack the codes into tiles; ``columns`` as from _columns."""
+    codes, size = weight.codes.contiguous(), -(-weight.n // TILE) * blocks * 2 * 64 * weight.bits
+    packed = library.empty_on_large_pages(size, dtype=torch.uint8)
+    load_library().cdll.aiakq_pack_codes(
+        codes.data_ptr(),
+        weight.n,
+        weight.k,
+        weight.bits,
+        transposed,
+        columns.data_ptr(),
+        blocks,
+        packed.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return packed
 
 
 def _columns(k: int, size: int, padded: int, groups: int, blocks: int) -> Tensor:
@@ -136,7 +186,13 @@ def _padded(values: Tensor, count: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, count - len(values))).contiguous()
 
 
-def _tiled(values: Tensor, tiles: int) -> Tensor:
-    """Rearrange values [N, groups] -> [tiles, groups, 32]; missing outputs are 0."""
+def _tiled(values: Tensor | None, tiles: int, *also: torch.dtype) -> Tensor | None:
+    """Rearrange values [N, groups] -> [tiles, groups, 32], as float32 unless they are of a dtype of ``also`` or of a
+    16-bit one; missing outputs are 0.
+    """
+    if values is None:
+        return None
+    if values.dtype not in (torch.float16, torch.bfloat16, *also):
+        values = values.float()
     values = torch.nn.functional.pad(values, (0, 0, 0, tiles * TILE - len(values)))
     return values.view(tiles, TILE, -1).transpose(1, 2).contiguous()

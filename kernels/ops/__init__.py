@@ -33,6 +33,7 @@ from aiakq.kernels.ops.batched import BatchedLinear
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
 from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
+from aiakq.kernels.ops.float8 import RoundedInputs
 from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear
 from aiakq.kernels.ops.lora import AdapterRows, LoraProblem, LoraProduct
 from aiakq.kernels.ops.norm import Norm
@@ -109,12 +110,18 @@ class Ops(RecurrentOps):
         """
         return self._linear(weight, count, weight.n)
 
-    def _linear(self, weight: QWeight, count: int, uncut_n: int) -> LinearLayer:
-        """Bind a weight [N, K], which is a whole layer with ``uncut_n`` outputs or a rank's shard of one."""
+    def _linear(self, weight: QWeight, count: int, uncut_n: int, scheme: str = "") -> LinearLayer:
+        """Bind a weight [N, K], which is a whole layer with ``uncut_n`` outputs or a rank's shard of one; ``scheme`` is
+        that of the layer around it, if any.
+        """
         if weight.rotated:
             return RotatedLinear(self._linear(replace(weight, rotated=False), count, uncut_n))
+        inner = weight.without_rounding()
+        if inner is not None:
+            rest = replace(weight.to(self.device), codes=weight.codes[:0])
+            return RoundedInputs(self._linear(inner, count, uncut_n, weight.scheme), rest)
         problem = weight.problem(self.dtype, self.device_type, self.exact, uncut_n if self.uniform else 0)
-        module = self._bind(linear.IMPLEMENTATIONS, problem, weight.scheme, count)
+        module = self._bind(linear.IMPLEMENTATIONS, problem, scheme or weight.scheme, count)
         return module.prepare(weight.to(self.device), problem)
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1, role: Role = GATHERED) -> DenseLayer:

@@ -1,4 +1,5 @@
-"""8-bit floats as weight codes and for activations: torch reference of the schemes fp8a16 and fp8a8.
+"""8-bit floats as weight codes and for activations: torch reference of the schemes fp8a16 and fp8a8, and the rounding of
+inputs.
 
 e4m3 and e5m2 are the formats of Micikevicius et al. 2022, arXiv:2209.05433. Activations are rounded to e4m3 with a
 stored scale, or with scales computed from them, as compressed-tensors, DeepSeek-V3 and FBGEMM do: x / scale, cut off at
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from aiakq.kernels.ops.block_floats import round_blocks
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import InputRounding, LinearInput, QWeight
 
@@ -28,11 +30,13 @@ def decode(codes: Tensor, code_type: torch.dtype) -> Tensor:
 
 
 def round_inputs(x: Tensor, input_scale: Tensor | None, rounding: InputRounding) -> Tensor:
-    """Return x [M, K] rounded to e4m3 times a scale, as float32.
+    """Return x [M, K] rounded to e4m3, or what ``rounding`` says, times a scale, as float32.
 
-    input_scale  scalar, the scale of all; None: scales are computed as ``rounding`` says.
+    input_scale  scalar, the scale of all, or the unit of scales in e4m3; None: scales are computed as ``rounding`` says.
     """
     values = x.to(torch.float32)
+    if rounding.scales != "float32":
+        return round_blocks(values, input_scale, rounding)
     if input_scale is not None:
         return _rounded(values, input_scale.to(torch.float32).reshape(1, 1))
     k = values.shape[1]
@@ -53,7 +57,7 @@ def _rounded(values: Tensor, scale: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class RoundedInputs(LinearLayer):
-    """Rounds its input to e4m3 as ``weight``, of scheme fp8a8 and without its codes, says, and applies ``inner``."""
+    """Rounds its input as ``weight``, without its codes, says, and applies ``inner``."""
 
     inner: LinearLayer
     weight: QWeight

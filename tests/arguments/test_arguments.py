@@ -63,6 +63,7 @@ SHOWN_BY = {
     "dtype": "test_logits_are_equal_bit_for_bit_whatever_the_batch",
     "quantization": "test_gpt_is_an_alias_of_gptq",
     "load_format": "test_load_format_selects_the_kind_of_file",
+    "model_loader_extra_config": "test_files_are_read_by_several_threads",
     "model_impl": "test_a_native_family_gives_the_same_tokens_through_transformers",
     "generation_config": "test_sources_of_default_sampling_values",
     "task": "test_any_language_model_embeds_on_request",

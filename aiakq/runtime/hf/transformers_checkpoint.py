@@ -37,9 +37,7 @@ def load_checkpoint(
     hf_config: object, config: EngineConfig, options: dict[str, object]
 ) -> tuple[object, MissedTensors]:
     """Load the model through transformers."""
-    checkpoint = Checkpoint.open(
-        config.load.path, config.load.load_format, config.load.ignore_patterns, config.model.raw
-    )
+    checkpoint = Checkpoint.open(config.load.path, config.load.weights, config.load.ignore_patterns, config.model.raw)
     _ = checkpoint.spec  # names formats that aiakq does not read
     with _without_load_report():
         hf, info = _load(hf_config, config, checkpoint, options)

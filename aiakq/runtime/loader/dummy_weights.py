@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from aiakq.formats.float8 import rounding_of
+from aiakq.formats.input_rounding import rounding_of
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.parallel import Role
+from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.device import DTYPES
 from aiakq.runtime.config.engine import EngineConfig
@@ -107,6 +108,8 @@ def random_weight(
     codes = torch.randint(0, levels, (n, k), dtype=torch.uint8, device=device, generator=generator)
     if spec.float8 is not None:
         return _random_floats(spec, codes, bias, size)
+    if spec.table is not None:
+        return _random_indices(spec, spec.table, codes, bias, size)
     return QWeight(
         scheme="w8a8" if spec.activation_bits else f"w{spec.bits}a16",
         codes=codes,
@@ -130,5 +133,23 @@ def _random_floats(spec: QuantSpec | LayerSpec, codes: Tensor, bias: Tensor | No
         group_size=size,
         input_scale=torch.tensor(1 / 64, device=codes.device) if static else None,
         code_type=torch.float8_e4m3fn,
+        rounding=rounding_of(spec),
+    )
+
+
+def _random_indices(spec: QuantSpec | LayerSpec, table: str, codes: Tensor, bias: Tensor | None, size: int) -> QWeight:
+    """Return a weight whose codes [N, K] uint8 are indices of the values ``table``."""
+    n, k = codes.shape
+    values = torch.tensor(TABLES[table], device=codes.device)
+    unit = torch.tensor(1 / 64, device=codes.device) if spec.activation_bits and spec.static_input else None
+    activations = spec.activation_bits or 16
+    return QWeight(
+        scheme=f"lut{spec.bits}a{activations}",
+        codes=codes,
+        scales=torch.full((n, -(-k // size)), float((k * values.square().mean()) ** -0.5), device=codes.device),
+        bias=bias,
+        group_size=size,
+        input_scale=unit,
+        table=values,
         rounding=rounding_of(spec),
     )

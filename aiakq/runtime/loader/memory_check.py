@@ -56,7 +56,7 @@ def weight_bytes(config: EngineConfig) -> int:
         return _dummy_bytes(config)
     load = config.load
     try:
-        checkpoint = Checkpoint.open(load.path, load.load_format, load.ignore_patterns, config.model.raw)
+        checkpoint = Checkpoint.open(load.path, load.weights, load.ignore_patterns, config.model.raw)
     except AiakqError:
         return 0  # loading says what is wrong with it
     try:

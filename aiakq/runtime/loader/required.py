@@ -17,6 +17,7 @@ from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import GATHERED, Role
+from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.lora.layers import is_adaptable
 from aiakq.runtime.models import ARCHITECTURES
@@ -53,14 +54,18 @@ class RequiredWeights:
         return self.checkpoint.locate(name) is not None
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a meta tensor [*shape] in the activation dtype, whatever ``dtype`` is. Raises LimitExceeded."""
+        """Return a meta tensor [*shape] in ``dtype`` if that is an integer, else in the activation dtype.
+
+        Raises LimitExceeded.
+        """
         self.required.tensors[name] = shape
         if dtype is not None and not dtype.is_floating_point:
             self.required.integers.add(name)
         self._count()
         if max(shape) >= 2**31 or (len(shape) > 2 and shape[0] > self.limit):
             raise LimitExceeded
-        return self._empty(*shape)
+        empty = self._empty(*shape)
+        return empty.to(dtype) if name in self.required.integers else empty
 
     def weight(self, name: str, n: int, k: int) -> Tensor:
         """Return the weight [N, K] of a linear layer, without contents."""
@@ -92,6 +97,10 @@ class RequiredWeights:
     def dense(self, weight: Tensor, bias: Tensor | None = None, *, role: Role = GATHERED) -> LinearLayer:
         """Return a layer with a weight [N, K]."""
         return TorchDense(weight, bias)
+
+    def quantized(self, weights: Sequence[QWeight], role: Role) -> LinearLayer:
+        """Return a layer with the shape of ``weights`` [N_i, K] together."""
+        return TorchDense(self._empty(sum(weight.n for weight in weights), weights[0].k))
 
     def adaptable(
         self,

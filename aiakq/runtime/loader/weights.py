@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aiakq import formats
 from aiakq.errors import error
+from aiakq.formats import mxfp4
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
@@ -136,16 +137,16 @@ def weights_for(config: EngineConfig, collective: Collective | None = None) -> C
 def open_weights(config: EngineConfig, collective: Collective | None = None) -> CheckpointWeights:
     """Open the checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
     load = config.load
-    checkpoint = Checkpoint.open(load.path, load.load_format, load.ignore_patterns, config.model.raw)
-    checkpoint.mapped = load.mapped
+    checkpoint = Checkpoint.open(load.path, load.weights, load.ignore_patterns, config.model.raw)
+    checkpoint.mapped, checkpoint.threads = load.mapped, load.read_threads
     if checkpoint.gguf is not None:
         checkpoint.gguf.dtype = config.device.dtype
     may_dequantize = _may_dequantize(config, checkpoint)
     weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective))
-    if _is_decoded_on_gpu(config):
+    if _is_decoded_on_gpu(config, checkpoint):
         sizes = f"{_expanded(config, checkpoint) / 2**30:.1f} GiB in {str(config.device.dtype).removeprefix('torch.')}"
         when = f"at load, to {sizes}" if may_dequantize else f"in every step, because {sizes} do not fit"
-        weights.remarks.append(f"FP8 weights are decoded {when}: no kernel of this device computes with them")
+        weights.remarks.append(f"FP8 and FP4 weights are decoded {when}: no kernel of this device computes with them")
     return weights
 
 
@@ -169,23 +170,24 @@ _SHARE, _LARGE_SHARE = 0.25, 0.8
 
 
 def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:
-    if config.load.dequantize != "auto" or config.spec is None:
+    if config.load.dequantize != "auto":
         return config.load.dequantize != "never"
-    share = _LARGE_SHARE if _is_decoded_on_gpu(config) else _SHARE
+    share = _LARGE_SHARE if _is_decoded_on_gpu(config, checkpoint) else _SHARE
     return _expanded(config, checkpoint) < share * free_memory(config.device.device)
 
 
-def _is_decoded_on_gpu(config: EngineConfig) -> bool:
-    """Whether weights are 8-bit floats on a device without kernels for them."""
+def _is_decoded_on_gpu(config: EngineConfig, checkpoint: Checkpoint) -> bool:
+    """Whether weights are small floats on a device without kernels for them."""
     spec, device = config.spec, config.device.device
     specs = [] if spec is None else [spec.layer, *(layer for _, layer in spec.layers if layer is not None)]
-    return device.type == "cuda" and any(layer.float8 is not None for layer in specs)
+    floats = any(layer.float8 is not None or layer.table is not None for layer in specs)
+    return device.type == "cuda" and (floats or mxfp4.packed_bytes(checkpoint.inventory) > 0)
 
 
 def _expanded(config: EngineConfig, checkpoint: Checkpoint) -> float:
     """Return the bytes of all quantized weights in the dtype of activations."""
-    expanded = 0.0
-    for prefix in checkpoint.quantized_linears():
+    expanded = mxfp4.packed_bytes(checkpoint.inventory) * 2.0 * config.device.dtype.itemsize
+    for prefix in checkpoint.quantized_linears() if config.spec is not None else ():
         # Codes are the largest tensors. If the config is wrong about their width, only this estimate is affected.
         info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)
         bits = 8 if info.dtype == "I8" else checkpoint.linear_spec(prefix).bits

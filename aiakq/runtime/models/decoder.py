@@ -18,7 +18,7 @@ from aiakq.kernels.ops.lora import AdaptedLinear
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.kernels.ops.scaling import Scaling
-from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput
+from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput, QWeight
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.lora.layers import AdaptableLayers
@@ -76,6 +76,9 @@ class Weights(Protocol):
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, *, role: Role = GATHERED) -> LinearLayer:
         """Return a linear layer with a weight [N, K] that ``tensor`` returned."""
+
+    def quantized(self, weights: Sequence[QWeight], role: Role) -> LinearLayer:
+        """Return one layer of quantized weights [N_i, K] that a family made of what ``tensor`` returned."""
 
     def adaptable(
         self,

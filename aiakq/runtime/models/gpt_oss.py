@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from aiakq.formats import mxfp4
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import REPLICATED, ExpertRole
 from aiakq.kernels.types import AttentionSpec
@@ -17,11 +18,6 @@ from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
 from aiakq.runtime.models.builder import DecoderBuilder, unsupported
 from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.mixture import check_routing, size
-
-#: Values of the 4-bit codes of MXFP4 (OCP Microscaling Formats, version 1.0), in the order of the codes.
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-#: Number of MXFP4 elements that share an exponent.
-_GROUP = 32
 
 
 class GptOssBuilder(DecoderBuilder):
@@ -63,32 +59,21 @@ class GptOssBuilder(DecoderBuilder):
     def experts(self, name: str, count: int, n: int, k: int, order: Tensor | None) -> list[LinearLayer]:
         """Return a linear layer with N outputs and K inputs per expert; ``order`` [N] permutes the outputs."""
         weights, biases = self.weights, self.weights.tensor(f"{name}_bias", count, n)
+        roles = [ExpertRole(number, count) for number in range(count)]
         if weights.has(f"{name}_blocks"):
-            blocks = weights.tensor(f"{name}_blocks", count, n, k // _GROUP, _GROUP // 2, dtype=torch.uint8)
-            scales = weights.tensor(f"{name}_scales", count, n, k // _GROUP, dtype=torch.uint8)
-            pairs = zip(blocks, scales, strict=True)
-            layers = [(dequantized(*pair, self.ops.dtype), bias) for pair, bias in zip(pairs, biases, strict=True)]
-        else:
-            # Stored as [E, K, N].
-            layers = [(each.T, bias) for each, bias in zip(weights.tensor(name, count, k, n), biases, strict=True)]
+            groups = k // mxfp4.GROUP
+            blocks = weights.tensor(f"{name}_blocks", count, n, groups, mxfp4.GROUP // 2, dtype=torch.uint8)
+            scales = weights.tensor(f"{name}_scales", count, n, groups, dtype=torch.uint8)
+            experts = mxfp4.read_experts(blocks, scales, biases, name, order)
+            return [weights.quantized([expert], role) for expert, role in zip(experts, roles, strict=True)]
+        # Stored as [E, K, N].
+        layers = [(each.T, bias) for each, bias in zip(weights.tensor(name, count, k, n), biases, strict=True)]
         if order is not None:
             layers = [(weight[order], bias[order]) for weight, bias in layers]
         return [
-            weights.dense(weight.contiguous(), bias, role=ExpertRole(number, count))
-            for number, (weight, bias) in enumerate(layers)
+            weights.dense(weight.contiguous(), bias, role=role)
+            for (weight, bias), role in zip(layers, roles, strict=True)
         ]
-
-
-def dequantized(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Dequantize a weight [N, K] in MXFP4 to ``dtype``.
-
-    blocks  [N, K / 32, 16] uint8, two codes per byte, the first in the low bits.
-    scales  exponents [N, K / 32] uint8 with a bias of 127.
-    """
-    codes = blocks.to(torch.uint8)
-    table = torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.float32, device=blocks.device)
-    values = table[torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).long()]
-    return torch.ldexp(values, scales.float().unsqueeze(-1) - 127).flatten(1).to(dtype)
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

@@ -43,11 +43,13 @@ RULES: tuple[Rule, ...] = (
         "--load-format",
         "load-format",
         mapped(
-            {"auto": "auto", "safetensors": "safetensors", "pt": "pt", "npcache": "pt", "dummy": "dummy"}
+            {kind: kind for kind in ("auto", "safetensors", "pt", "runai_streamer", "dummy")}
+            | {"npcache": "pt", "hf": "auto"}
             | {"fastsafetensors": "safetensors", "instanttensor": "safetensors"},
             _LOADERS,
         ),
     ),
+    kept("--model-loader-extra-config", "model-loader-extra-config", json_object),
     kept("--model-impl", "model-impl", mapped({"vllm": "aiakq"}, "", others=True)),
     kept("--hf-overrides", "hf-overrides", json_object),
     kept(

@@ -9,16 +9,30 @@ namespace ISA {
 
 constexpr float LARGEST_E4M3 = 448;
 
+constexpr bool is_float8(int32_t math) { return math == E4M3 || math == E5M2; }
+
+// By what divided_float8 divides: the difference of the biases of exponents.
+constexpr float float8_factor(int32_t math) { return math == E4M3 ? 0x1p120f : 0x1p112f; }
+
 // Converts byte i of every lane, the bits of a finite e4m3 or e5m2, to a float: its exponent and fraction are moved to
 // their places in a float, whose exponent is then too small by the difference of the biases. Numbers below the smallest
-// normal e4m3 are such floats, too.
-template <int MATH, int i> INLINE F float8_as_float(I four) {
-  static_assert(MATH == E4M3 || MATH == E5M2);
-  const I high = shift_left<24 - 8 * i>(four);
-  if constexpr (MATH == E4M3)
-    return bits_as_float(shift_right_signed<4>(high) & isplat((int32_t)0x87f00000)) * splat(0x1p120f);
-  else
-    return bits_as_float(shift_right_signed<3>(high) & isplat((int32_t)0x8fe00000)) * splat(0x1p112f);
+// normal e4m3 are such floats, too. Two bytes are moved at once, as the upper halves of floats.
+template <int MATH, int i> INLINE F divided_float8(I four) {
+  static_assert(is_float8(MATH));
+  const I high = i % 2 ? four : shift_left<8>(four);
+  const I two = MATH == E4M3 ? shift_halves_right_signed<4>(high) & isplat((int32_t)0x87f087f0)
+                             : shift_halves_right_signed<3>(high) & isplat((int32_t)0x8fe08fe0);
+  return bits_as_float(i < 2 ? shift_left<16>(two) : two & isplat((int32_t)0xffff0000));
+}
+
+// The largest power of two up to ``value``, which is not negative, at least 2^-126 and at most 2^126.
+INLINE float power_of_two(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  const uint32_t exponent = bits >> 23;
+  bits = (exponent < 1 ? 1 : exponent > 253 ? 253 : exponent) << 23;
+  memcpy(&value, &bits, 4);
+  return value;
 }
 
 // The nearest e4m3 of |x| <= 448, ties to even: adding and subtracting 1.5 * 2^23 times the distance between neighbors.

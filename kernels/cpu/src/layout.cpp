@@ -12,13 +12,20 @@ using namespace aiakq;
 
 namespace {
 
-// Writes code ``c`` as byte ``b`` of operand ``o`` of one output, whose half block begins at ``half``.
-void put(uint8_t* half, int bits, int lane, int o, int b, uint8_t c) {
-  uint8_t* at = half + 4 * lane + b;
+// Writes code ``c`` as byte ``at`` of operand ``o`` of a half block.
+void put(uint8_t* at, int bits, int o, uint8_t c) {
   switch (bits) {
     case 8: at[VECTOR_STRIDE * o] = c; break;
     case 4: at[VECTOR_STRIDE * (o / 2)] |= (uint8_t)(c << (o % 2 * 4)); break;
     case 2: at[VECTOR_STRIDE * (o / 4)] |= (uint8_t)(c << (o % 4 * 2)); break;
+    case 5:
+      at[VECTOR_STRIDE * (o / 2)] |= (uint8_t)((c & 15) << (o % 2 * 4));
+      at[VECTOR_STRIDE * 4] |= (uint8_t)(c >> 4 << o);
+      break;
+    case 6:
+      at[VECTOR_STRIDE * (o / 2)] |= (uint8_t)((c & 15) << (o % 2 * 4));
+      at[VECTOR_STRIDE * (4 + o / 4)] |= (uint8_t)(c >> 4 << (o % 4 * 2));
+      break;
     default:
       at[VECTOR_STRIDE * (o / 4)] |= (uint8_t)((c & 3) << (o % 4 * 2));
       at[VECTOR_STRIDE * 2] |= (uint8_t)(c >> 2 << o);
@@ -31,9 +38,9 @@ void put(uint8_t* half, int bits, int lane, int o, int b, uint8_t c) {
 extern "C" {
 
 // codes [N, K] uint8 -> tiles [ceil(N / 32), blocks, bits, 2, 64] bytes. ``columns`` [blocks * 32] holds the column at
-// each position of a tile, -1 for padding.
-void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, const int32_t* columns, int64_t blocks,
-                      uint8_t* tiles, int32_t threads) {
+// each position of a tile, -1 for padding. ``transposed`` is the layout for a table of floats.
+void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, bool transposed, const int32_t* columns,
+                      int64_t blocks, uint8_t* tiles, int32_t threads) {
   const int64_t block_bytes = VECTOR_STRIDE * bits, count = ceil_div(n, TILE);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t tile = 0; tile < count; tile++) {
@@ -41,11 +48,13 @@ void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, 
     memset(out, 0, blocks * block_bytes);
     for (int64_t row = 0; row < TILE && tile * TILE + row < n; row++) {
       const uint8_t* from = codes + (tile * TILE + row) * k;
+      const int lane = (int)(row % 16), first = transposed ? lane / 4 * 16 + lane % 4 : 4 * lane;
+      const int step = transposed ? 4 : 1;
       for (int64_t block = 0; block < blocks; block++) {
-        uint8_t* to = out + block * block_bytes + row / 16 * 64;
+        uint8_t* to = out + block * block_bytes + row / 16 * 64 + first;
         const int32_t* places = columns + block * BLOCK;
         for (int i = 0; i < BLOCK; i++)
-          if (places[i] >= 0) put(to, bits, (int)(row % 16), i / 4, i % 4, from[places[i]]);
+          if (places[i] >= 0) put(to + i % 4 * step, bits, i / 4, from[places[i]]);
       }
     }
   }

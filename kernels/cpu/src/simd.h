@@ -71,6 +71,7 @@ INLINE I operator^(I a, I b) { return {_mm512_xor_si512(a.v, b.v)}; }
 template <int S> INLINE I shift_right(I a) { return {_mm512_srli_epi32(a.v, S)}; }
 template <int S> INLINE I shift_right_signed(I a) { return {_mm512_srai_epi32(a.v, S)}; }
 template <int S> INLINE I shift_left(I a) { return {_mm512_slli_epi32(a.v, S)}; }
+template <int S> INLINE I shift_halves_right_signed(I a) { return {_mm512_srai_epi16(a.v, S)}; }
 INLINE F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 INLINE I to_int(F a) { return {_mm512_cvtps_epi32(a.v)}; }
 INLINE F bits_as_float(I a) { return {_mm512_castsi512_ps(a.v)}; }
@@ -90,6 +91,21 @@ INLINE void store_low_halves(uint16_t* p, I x) { _mm256_storeu_si256((__m256i*)p
 INLINE void store_low_bytes(int8_t* p, I x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(x.v)); }
 INLINE void store_half(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+// A table of 16 bytes, and the bytes of it whose numbers are the bytes of ``indices``, 0 to 15.
+INLINE I load_byte_table(const uint8_t* p) { return {_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p))}; }
+INLINE I look_up(I table, I indices) { return {_mm512_shuffle_epi8(table.v, indices.v)}; }
+
+// A table of 16 floats, at ``p`` as floats and then as bytes [4, 16]; and those whose numbers, 0 to 15, are bytes 4 i to
+// 4 i + 3 of each four lanes.
+struct FloatTable { __m512 v; };
+INLINE FloatTable load_float_table(const uint8_t* p) { return {_mm512_loadu_ps(p)}; }
+template <int i> INLINE F look_up(const FloatTable& table, I indices) {
+  const __m128i bytes = _mm_set_epi32(4 * i + 3, 4 * i + 2, 4 * i + 1, 4 * i);
+  const __m512i lanes = _mm512_shuffle_epi8(indices.v, _mm512_broadcast_i32x4(_mm_or_si128(
+      bytes, _mm_set1_epi32((int)0x80808000))));
+  return {_mm512_permutexvar_ps(lanes, table.v)};
 }
 
 // The even and the odd bytes of every lane as 16-bit integers; acc + the two products of such pairs in each lane.
@@ -179,6 +195,9 @@ INLINE I operator^(I x, I y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si
 template <int S> INLINE I shift_right(I x) { return {_mm256_srli_epi32(x.a, S), _mm256_srli_epi32(x.b, S)}; }
 template <int S> INLINE I shift_right_signed(I x) { return {_mm256_srai_epi32(x.a, S), _mm256_srai_epi32(x.b, S)}; }
 template <int S> INLINE I shift_left(I x) { return {_mm256_slli_epi32(x.a, S), _mm256_slli_epi32(x.b, S)}; }
+template <int S> INLINE I shift_halves_right_signed(I x) {
+  return {_mm256_srai_epi16(x.a, S), _mm256_srai_epi16(x.b, S)};
+}
 INLINE F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 INLINE I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 INLINE F bits_as_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
@@ -213,6 +232,34 @@ INLINE void store_low_bytes(int8_t* p, I x) {
 INLINE void store_half(uint16_t* p, F x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128((__m128i*)p + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+
+INLINE I load_byte_table(const uint8_t* p) {
+  const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
+  return {bytes, bytes};
+}
+INLINE I look_up(I table, I indices) {
+  return {_mm256_shuffle_epi8(table.a, indices.a), _mm256_shuffle_epi8(table.b, indices.b)};
+}
+
+// Each byte of the floats has its own table.
+struct FloatTable { __m256i bytes[4]; };
+INLINE FloatTable load_float_table(const uint8_t* p) {
+  FloatTable table;
+  for (int i = 0; i < 4; i++) table.bytes[i] = load_byte_table(p + 64 + 16 * i).a;
+  return table;
+}
+template <int i> INLINE __m256 look_up(const FloatTable& table, __m256i indices) {
+  const __m256i first = _mm256_shuffle_epi8(table.bytes[0], indices);
+  const __m256i second = _mm256_shuffle_epi8(table.bytes[1], indices);
+  const __m256i third = _mm256_shuffle_epi8(table.bytes[2], indices);
+  const __m256i fourth = _mm256_shuffle_epi8(table.bytes[3], indices);
+  const __m256i low = i < 2 ? _mm256_unpacklo_epi8(first, second) : _mm256_unpackhi_epi8(first, second);
+  const __m256i high = i < 2 ? _mm256_unpacklo_epi8(third, fourth) : _mm256_unpackhi_epi8(third, fourth);
+  return _mm256_castsi256_ps(i % 2 ? _mm256_unpackhi_epi16(low, high) : _mm256_unpacklo_epi16(low, high));
+}
+template <int i> INLINE F look_up(const FloatTable& table, I indices) {
+  return {look_up<i>(table, indices.a), look_up<i>(table, indices.b)};
 }
 
 INLINE I even(I w) { return w & isplat(0x00ff00ff); }
@@ -293,6 +340,10 @@ INLINE I operator^(I a, I b) { return {a.v ^ b.v}; }
 template <int S> INLINE I shift_right(I a) { return {(Ints)((Words)a.v >> S)}; }
 template <int S> INLINE I shift_right_signed(I a) { return {a.v >> S}; }
 template <int S> INLINE I shift_left(I a) { return {(Ints)((Words)a.v << S)}; }
+template <int S> INLINE I shift_halves_right_signed(I a) {
+  const Ints low = (Ints)((Words)a.v << 16) >> (16 + S), high = a.v >> (16 + S);
+  return {(low & 0xffff) | (Ints)((Words)high << 16)};
+}
 INLINE F to_float(I a) { return {__builtin_convertvector(a.v, Floats)}; }
 // Out-of-range values and NaN become the smallest integer, like the vector instructions.
 INLINE I to_int(F a) {
@@ -349,6 +400,29 @@ INLINE F load_bf16(const uint16_t* p) {
 INLINE void store_low_halves(uint16_t* p, I x) { EACH p[i] = (uint16_t)x.v[i]; }
 INLINE void store_low_bytes(int8_t* p, I x) { EACH p[i] = (int8_t)x.v[i]; }
 INLINE void store_half(uint16_t* p, F x) { EACH p[i] = float_as_half(x.v[i]); }
+INLINE I load_byte_table(const uint8_t* p) {
+  I r;
+  for (int i = 0; i < 4; i++) memcpy((uint8_t*)&r.v + 16 * i, p, 16);
+  return r;
+}
+INLINE I look_up(I table, I indices) {
+  uint8_t from[64], at[64];
+  memcpy(from, &table.v, 64);
+  memcpy(at, &indices.v, 64);
+  for (int i = 0; i < 64; i++) at[i] = from[at[i]];
+  return iload(at);
+}
+struct FloatTable { float values[16]; };
+INLINE FloatTable load_float_table(const uint8_t* p) {
+  FloatTable table;
+  memcpy(table.values, p, 64);
+  return table;
+}
+template <int number> INLINE F look_up(const FloatTable& table, I indices) {
+  uint8_t at[64];
+  memcpy(at, &indices.v, 64);
+  MAKE(F, table.values[at[i / 4 * 16 + 4 * number + i % 4]]);
+}
 // Sums wrap around like the vector instructions, which signed integers must not.
 INLINE I dot4(I acc, I w, I x) {
   const Words u = (Words)w.v;

@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu import build, library
+from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import QWeight
 
-SCHEMES = {2: "w2a16", 3: "w3a16", 4: "w4a16", 8: "w8a16"}
+SCHEMES = {bits: f"w{bits}a16" for bits in (2, 3, 4, 5, 6, 8)}
+#: Tables of floats, of integers times a power of two that fit into 5 bits, and of integers of 8 bits with both ends.
+VALUES = {
+    **TABLES,
+    "int8": (-128.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, *map(float, range(1, 127, 18)), 127.0),
+}
 SETS = ("vnni_bf16", *build.X86) if platform.machine().lower() in ("x86_64", "amd64") else tuple(build.ELSEWHERE)
 
 
@@ -52,10 +58,21 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture(scope="session")
 def make_weight() -> Callable[..., QWeight]:
-    """``make_weight(n, k, bits, group, zeros=None | "codes" | "floats", perm, bias, w8a8)`` -> random QWeight."""
+    """``make_weight(n, k, bits, group, zeros, perm, bias, w8a8, table)`` -> random QWeight.
+
+    ``zeros`` is None, "codes", "floats" or "offsets", ``table`` a key of VALUES.
+    """
 
     def make(
-        n: int, k: int, bits: int, group: int, zeros: str | None = None, perm=False, bias=False, w8a8=False
+        n: int,
+        k: int,
+        bits: int,
+        group: int,
+        zeros: str | None = None,
+        perm=False,
+        bias=False,
+        w8a8=False,
+        table: str | None = None,
     ) -> QWeight:
         random = torch.Generator().manual_seed(n * 1009 + k * 31 + bits * 7 + group)
         groups = -(-k // group)
@@ -64,13 +81,15 @@ def make_weight() -> Callable[..., QWeight]:
         scales = (torch.rand(n, groups, generator=random) + 0.5) * torch.randn(n, groups, generator=random).sign()
         zero = torch.randint(0, 2**bits, (n, groups), generator=random)
         return QWeight(
-            scheme="w8a8" if w8a8 else SCHEMES[bits],
+            scheme="w8a8" if w8a8 else "lut4a16" if table else SCHEMES[bits],
             codes=codes,
             scales=scales if w8a8 or group % 3 else scales.half(),
-            zeros={None: None, "codes": zero.to(torch.uint8), "floats": zero + 0.37}[zeros],
+            zeros={None: None, "codes": zero.to(torch.uint8), "floats": zero + 0.37, "offsets": None}[zeros],
             perm=torch.randperm(k, generator=random) if perm else None,
             bias=torch.randn(n, generator=random) if bias else None,
             group_size=group,
+            table=torch.tensor(VALUES[table]) if table else None,
+            offsets=-scales * zero if zeros == "offsets" else None,
         )
 
     return make

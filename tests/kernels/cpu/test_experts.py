@@ -16,7 +16,7 @@ COUNTS = [[3, 0, 17, 1, 4], [0, 0, 0, 1, 0], [0] * 5]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", ["dense", "w4", "w8a8"])
+@pytest.mark.parametrize("kind", ["dense", "w4", "w5 offsets", "w8a8", "e2m1", "nf4"])
 def test_one_call_gives_the_bits_of_one_expert_after_the_other(isa, threads, make_weight, kind, dtype):
     ops = Ops(torch.device("cpu"), dtype, exact=False)
     make = torch.Generator().manual_seed(0)
@@ -24,9 +24,11 @@ def test_one_call_gives_the_bits_of_one_expert_after_the_other(isa, threads, mak
     def linear(n: int, k: int):
         if kind == "dense":
             return ops.dense(torch.randn(n, k, generator=make).to(dtype))
-        return ops.linear(
-            make_weight(n, k, 8 if kind == "w8a8" else 4, k if kind == "w8a8" else 8, w8a8=kind == "w8a8")
-        )
+        if kind == "w8a8":
+            return ops.linear(make_weight(n, k, 8, k, w8a8=True))
+        if kind == "w5 offsets":
+            return ops.linear(make_weight(n, k, 5, 8, "offsets"))
+        return ops.linear(make_weight(n, k, 4, 8, table=None if kind == "w4" else kind))
 
     first = [linear(2 * WIDTH, HIDDEN) for _ in range(5)]
     second = [linear(HIDDEN, WIDTH) for _ in range(5)]

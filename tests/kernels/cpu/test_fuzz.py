@@ -20,13 +20,15 @@ FUZZ = settings(max_examples=60, deadline=None, derandomize=True, suppress_healt
     n=st.integers(1, 140),
     k=st.integers(1, 300),
     group=st.one_of(st.sampled_from([8, 16, 24, 32, 48, 64, 96, 128]), st.integers(1, 300)),
-    bits=st.sampled_from([2, 3, 4, 8]),
-    zeros=st.sampled_from([None, "codes", "floats"]),
+    kind=st.sampled_from([2, 3, 4, 5, 6, 8, "e2m1", "nf4", "int8"]),
+    zeros=st.sampled_from([None, "codes", "floats", "offsets"]),
     perm=st.booleans(),
     bias=st.booleans(),
 )
-def test_weight_only_products_of_random_shapes_match_float64(isa, make_weight, m, n, k, group, bits, zeros, perm, bias):
-    weight = make_weight(n, k, bits, min(group, k), zeros, perm, bias)
+def test_weight_only_products_of_random_shapes_match_float64(isa, make_weight, m, n, k, group, kind, zeros, perm, bias):
+    bits, table = (kind, None) if isinstance(kind, int) else (4, kind)
+    zeros = None if table and zeros != "offsets" else zeros
+    weight = make_weight(n, k, bits, min(group, k), zeros, perm, bias, table=table)
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
     natural = reference.dequantize(weight).double()
     wanted = x.double() @ natural.T + (weight.bias.double() if bias else 0)

@@ -72,10 +72,14 @@ def rows(m: int, k: int, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "blocks"])
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_weight_only_products(native, make_weight, bits, exact, dtype):
+@pytest.mark.parametrize(
+    "kind", ["2", "3", "4", "5", "6", "8", "2 offsets", "5 offsets", "8 offsets", "e2m1", "nf4", "int8"]
+)
+def test_weight_only_products(native, make_weight, kind, exact, dtype):
+    first, _, offsets = kind.partition(" ")
+    bits, table = (int(first), None) if first.isdecimal() else (4, first)
     for n, k, group in ((64, 256, 128), (33, 96, 32), (48, 80, 16), (40, 300, 300)):
-        weight = make_weight(n, k, bits, group, "codes", False, True)
+        weight = make_weight(n, k, bits, group, None if table else offsets or "codes", False, True, table=table)
         layer = linear.prepare(weight, weight.problem(dtype, "cpu", exact=exact))
         for m in (1, 5, 13):
             check(native, partial(layer, rows(m, k, dtype)))

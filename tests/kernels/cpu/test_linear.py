@@ -28,7 +28,9 @@ SHAPES = [
     (65, 257, 128),
     (32, 1, 1),
 ]
-EXTRAS = [(None, False, False), ("codes", False, True), ("floats", True, True)]
+EXTRAS = [(None, False, False), ("codes", False, True), ("floats", True, True), ("offsets", False, True)]
+#: Names of tables for make_weight.
+TABLES = ("e2m1", "nf4", "int8")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 ROWS = 7
 
@@ -45,7 +47,8 @@ def rounded(x, weight):
         for start in range(group, min(group + size, x.shape[1]), 32):
             block = slice(start, min(start + 32, group + size))
             highest = x[:, block].abs().amax(dim=1, keepdim=True)
-            steps = torch.where(highest > 1e-30, 127.0 / highest, 0.0)
+            # A number divided by a tensor would be its reciprocal times the number.
+            steps = torch.where(highest > 1e-30, torch.full_like(highest, 127.0) / highest, 0.0)
             out[:, block] = (x[:, block] * steps).round() * (highest / 127.0)
     return out
 
@@ -56,28 +59,41 @@ def in_order(weight):
     return natural if weight.perm is None else natural[:, weight.perm]
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_weight_only_products_match_float64(isa, bits, make_weight):
     for n, k, group in SHAPES:
         for zeros, perm, bias in EXTRAS:
-            weight = make_weight(n, k, bits, group, zeros, perm, bias)
-            dense, added = in_order(weight), weight.bias.double() if bias else 0.0
-            for dtype, tolerance in TOLERANCE.items():
-                x = torch.randn(ROWS, k, generator=torch.Generator().manual_seed(k)).to(dtype)
-                ordered = x if weight.perm is None else x[:, weight.perm]
-                for exact in (True, False):
-                    seen = ordered.double() if exact else rounded(x, weight).double()
-                    y = linear.prepare(weight, weight.problem(dtype, "cpu", exact=exact))(x)
-                    assert y.shape == (ROWS, n) and y.dtype == dtype
-                    # One output alone can come out near 0: measured against the size of what was added up.
-                    wanted = seen @ dense.T + added
-                    scale = (seen.abs() @ dense.abs().T).norm(dim=1) / k**0.5 + wanted.norm(dim=1)
-                    error = (y.double() - wanted).norm(dim=1) / scale
-                    assert (error <= tolerance).all(), (n, k, group, zeros, perm, dtype, exact, error)
+            check(make_weight(n, k, bits, group, zeros, perm, bias))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_products_with_tables_match_float64(isa, table, make_weight):
+    """A table of small integers is multiplied with rounded activations, one of floats with the activations."""
+    for n, k, group in SHAPES:
+        for zeros, perm, bias in ((None, False, False), (None, True, True), ("offsets", False, True)):
+            check(make_weight(n, k, 4, group, zeros, perm, bias, table=table), table != "nf4" and zeros is None)
+
+
+def check(weight, rounds=True):
+    """Compare products of each dtype with float64; ``rounds``: activations are rounded unless math is exact."""
+    n, k, bias = weight.n, weight.k, weight.bias
+    dense, added = in_order(weight), 0.0 if bias is None else bias.double()
+    for dtype, tolerance in TOLERANCE.items():
+        x = torch.randn(ROWS, k, generator=torch.Generator().manual_seed(k)).to(dtype)
+        ordered = x if weight.perm is None else x[:, weight.perm]
+        for exact in (True, False):
+            seen = ordered.double() if exact or not rounds else rounded(x, weight).double()
+            y = linear.prepare(weight, weight.problem(dtype, "cpu", exact=exact))(x)
+            assert y.shape == (ROWS, n) and y.dtype == dtype
+            # One output alone can come out near 0: measured against the size of what was added up.
+            wanted = seen @ dense.T + added
+            scale = (seen.abs() @ dense.abs().T).norm(dim=1) / k**0.5 + wanted.norm(dim=1)
+            error = (y.double() - wanted).norm(dim=1) / scale
+            assert (error <= tolerance).all(), (weight.scheme, n, k, weight.group_size, dtype, exact, error)
 
 
 def test_rounding_activations_to_8_bits_adds_a_small_error(isa, make_weight, worst_row):
-    for bits in (2, 3, 4, 8):
+    for bits in (2, 3, 4, 5, 6, 8):
         weight = make_weight(96, 512, bits, 128, "codes")
         x = torch.randn(ROWS, 512, generator=torch.Generator().manual_seed(1))
         y = linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=False))(x)
@@ -101,15 +117,20 @@ def test_w8a8_equals_the_reference_bit_for_bit(isa, make_weight, static):
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 def test_a_row_does_not_depend_on_the_other_rows(isa, make_weight, exact):
     random = torch.Generator().manual_seed(3)
-    for bits, group, w8a8 in (
-        (2, 8, False),
-        (3, 16, False),
-        (4, 32, False),
-        (4, 48, False),
-        (8, 96, False),
-        (8, 96, True),
+    for bits, group, zeros, more in (
+        (2, 8, "codes", {}),
+        (3, 16, "codes", {}),
+        (4, 32, "codes", {}),
+        (4, 48, "codes", {}),
+        (5, 16, "offsets", {}),
+        (6, 32, None, {}),
+        (8, 96, "codes", {}),
+        (8, 96, None, {"w8a8": True}),
+        (4, 16, None, {"table": "e2m1"}),
+        (4, 32, None, {"table": "nf4"}),
+        (4, 32, None, {"table": "int8"}),
     ):
-        weight = make_weight(70, 96, bits, group, None if w8a8 else "codes", w8a8=w8a8)
+        weight = make_weight(70, 96, bits, group, zeros, **more)
         state = linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=exact))
         x = torch.randn(29, 96, generator=random)
         together = state(x)
@@ -121,16 +142,19 @@ def test_a_row_does_not_depend_on_the_other_rows(isa, make_weight, exact):
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
 def test_non_finite_values_stay_in_their_row(isa, make_weight, exact, value):
-    for bits, group, w8a8 in (
-        (2, 8, False),
-        (3, 16, False),
-        (4, 24, False),
-        (4, 64, False),
-        (8, 96, False),
-        (8, 96, True),
+    for bits, group, more in (
+        (2, 8, {}),
+        (3, 16, {}),
+        (4, 24, {}),
+        (4, 64, {}),
+        (5, 32, {}),
+        (6, 16, {}),
+        (8, 96, {}),
+        (8, 96, {"w8a8": True}),
+        *((4, 32, {"table": table}) for table in TABLES),
     ):
-        for zeros in (None,) if w8a8 else (None, "codes", "floats"):
-            weight = make_weight(40, 96, bits, group, zeros, w8a8=w8a8)
+        for zeros in (None,) if more else (None, "codes", "floats", "offsets"):
+            weight = make_weight(40, 96, bits, group, zeros, **more)
             state = linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=exact))
             x = torch.randn(8, 96, generator=torch.Generator().manual_seed(5))
             clean = state(x)
@@ -138,7 +162,7 @@ def test_non_finite_values_stay_in_their_row(isa, make_weight, exact, value):
             y = state(x)
             others = [0, 1, 2, 4, 5, 6, 7]
             assert torch.equal(y[others], clean[others])
-            assert not y[3].isfinite().any(), (bits, group, zeros, w8a8)
+            assert not y[3].isfinite().any(), (bits, group, zeros, more)
 
 
 def test_a_row_of_zeros_gives_the_bias(isa, make_weight):
@@ -184,22 +208,24 @@ def test_zero_rows_give_an_empty_result(isa, make_weight):
     assert state(torch.empty(0, 64)).shape == (0, 33)
 
 
-@pytest.mark.parametrize("zeros", [None, "codes"])
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("zeros", [None, "codes", "offsets"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_activations_with_a_mean_lose_no_digits_over_long_groups(isa, bits, zeros, make_weight):
     """The sums of code * x and of zero * x are large where x has a mean; their difference must not lose digits."""
     n, k = 48, 8192
     weight = make_weight(n, k, bits, k, zeros)
     if zeros:  # weights around their zero point, as real ones are
         normal = torch.randn(n, k, generator=torch.Generator().manual_seed(k))
-        codes = normal * 2**bits / 8 + weight.zeros
+        zero = weight.zeros if zeros == "codes" else -weight.offsets / weight.scales
+        codes = normal * 2**bits / 8 + zero
         weight = replace(weight, codes=codes.round().clamp(0, 2**bits - 1).to(torch.uint8))
     x = torch.randn(3, k, generator=torch.Generator().manual_seed(bits)) + 4
     y = linear.prepare(weight, weight.problem(torch.float32, "cpu", exact=True))(x)
     wanted = x.double() @ in_order(weight).T
     spread = (x.double().square() @ in_order(weight).square().T).sqrt()
     error = ((y - wanted).abs() / spread).max().item()
-    assert error < {(8, None): 2e-5, (8, "codes"): 3e-4}.get((bits, zeros), 6e-5), error
+    # With offsets, the weight that is compared with is rounded to float32, too.
+    assert error < {(8, None): 2e-5, (8, "codes"): 3e-4}.get((bits, zeros), 1e-4 if zeros == "offsets" else 6e-5), error
 
 
 def test_scratch_memory_suffices_for_every_instruction_set(native, make_weight):

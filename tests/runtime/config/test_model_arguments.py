@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.formats import safetensors_file
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.quantization import checked_spec
 
@@ -122,11 +124,33 @@ def test_load_format_selects_the_kind_of_file(tiny_model, tmp_path):
     kinds = {kind: tokens(folder, load_format=kind) for kind in ("auto", "safetensors", "pt")}
     assert kinds["auto"] == kinds["safetensors"] != kinds["pt"]
     assert tokens(folder, load_format="npcache") == kinds["pt"]
+    assert tokens(folder, load_format="hf") == tokens(folder, load_format="fastsafetensors") == kinds["auto"]
     (folder / "model.safetensors").unlink()
     assert tokens(folder) == kinds["pt"]
     with pytest.raises(AiakqError, match=r"holds no \*\.safetensors"):
         LLM(str(folder), load_format="safetensors")
-    assert refusal(folder, load_format="tensorizer").id == "bad_option"
+    assert refusal(folder, load_format="other").id == "bad_option"
+    for kind in ("tensorizer", "sharded_state", "mistral"):
+        assert f"--load-format {kind} is not available: " in str(refusal(folder, load_format=kind))
+
+
+def test_files_are_read_by_several_threads(tiny_model, monkeypatch):
+    monkeypatch.setattr(safetensors_file, "_SMALLEST_PART", 1 << 10)
+    parts: list[int] = []
+    read = os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda file, data, start: (parts.append(len(data[0])), read(file, data, start))[1]
+    )
+    folder = tiny_model(LLAMA)
+    plain, threads = tokens(folder), {"enable_multithread_load": True, "num_threads": 3}
+    assert not parts, "files are mapped"
+    assert tokens(folder, model_loader_extra_config=threads) == plain
+    largest = max(parts)
+    assert tokens(folder, load_format="runai_streamer", model_loader_extra_config={"concurrency": 9}) == plain
+    assert largest > 2 * max(parts[parts.index(largest) + 1 :][-20:])
+    for wrong in ({"concurrency": 0}, {"num_threads": 2}, {"concurrency": True}, {"distributed": True}):
+        caught = refusal(folder, load_format="runai_streamer", model_loader_extra_config=wrong)
+        assert caught.id == "bad_option" and "concurrency" in str(caught)
 
 
 def test_dummy_weights_depend_only_on_the_seed(tiny_model):

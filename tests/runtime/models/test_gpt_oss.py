@@ -14,8 +14,9 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError
 from aiakq.evaluation.scoring import load_for_scoring
+from aiakq.formats import mxfp4
+from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.runtime.inspect.inspection import inspect_checkpoint
-from aiakq.runtime.models.gpt_oss import dequantized
 
 
 def packed(count: int, n: int, k: int) -> tuple[Tensor, Tensor]:
@@ -40,9 +41,20 @@ def logits(folder: Path) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_codes_are_the_floats_of_transformers(dtype):
-    blocks, scales = packed(1, 8, 96)
-    found = dequantized(blocks[0], scales[0], dtype)
-    assert found.dtype == dtype and torch.equal(found.float(), of_transformers(blocks, scales)[0].T)
+    blocks, scales = packed(2, 8, 96)
+    rows = torch.randperm(8)
+    weights = list(mxfp4.read_experts(blocks, scales, torch.zeros(2, 8), "experts", rows))
+    assert [weight.scheme for weight in weights] == ["lut4a16", "lut4a16"]
+    for weight, floats in zip(weights, of_transformers(blocks, scales), strict=True):
+        assert torch.equal(dequantize(weight, dtype), floats.T[rows].to(dtype))
+
+
+def test_scales_that_are_nan_are_refused():
+    blocks, scales = packed(1, 4, 64)
+    scales[0, 2, 1] = 255
+    with pytest.raises(AiakqError, match="experts") as caught:
+        list(mxfp4.read_experts(blocks, scales, torch.zeros(1, 4), "experts", None))
+    assert caught.value.id == "not_finite"
 
 
 def test_experts_in_mxfp4_give_the_logits_of_their_floats(tiny_model, tmp_path):

@@ -1,0 +1,127 @@
+"""The config of NVIDIA ModelOpt: in config.json, and in hf_quant_config.json.
+
+What an algorithm means is what ModelOpt's export does (modelopt/torch/export) and vLLM reads
+(vllm/model_executor/layers/quantization/modelopt.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiakq.formats.config_keys import check_keys
+from aiakq.formats.config_values import first_of, read_integer, read_names, read_object, read_word, unsupported
+from aiakq.patterns import is_plain
+from aiakq.spec import Float8, LayerSpec, QuantSpec
+
+METHODS = ("modelopt",)
+#: Block size of ``FP8_PB_WO``.
+_BLOCK = 128
+_MXFP4 = LayerSpec(4, 32, activation_bits=8, static_input=True, table="e2m1", scale_type="e8m0")
+_NVFP4 = LayerSpec(4, 16, activation_bits=4, static_input=True, table="e2m1", scale_type="e4m3")
+#: ``quant_algo`` -> how a layer is stored.
+_ALGORITHMS: Mapping[str, LayerSpec] = {
+    "FP8": LayerSpec(8, activation_bits=8, static_input=True, float8=Float8(-1)),
+    "FP8_PER_CHANNEL_PER_TOKEN": LayerSpec(8, activation_bits=8, float8=Float8()),
+    "FP8_PB_WO": LayerSpec(8, _BLOCK, float8=Float8(_BLOCK)),
+    "MXFP8": LayerSpec(8, 32, activation_bits=8, float8=Float8(1, 32, powers_of_two=True), scale_type="e8m0"),
+    "NVFP4": _NVFP4,
+    "W4A16_NVFP4": LayerSpec(4, 16, table="e2m1", scale_type="e4m3"),
+    "W4A8_MXFP4_FP8": _MXFP4,
+}
+_MIXED = "MIXED_PRECISION"
+_LAYER = ("quant_algo", "group_size")
+_QUANTIZATION = (*_LAYER, "exclude_modules", "quantized_layers")
+
+
+def from_config(config: Mapping[str, object]) -> QuantSpec | None:
+    """Return the spec of a config, in the format ``fp8`` if all layers are FP8 alike, else ``modelopt``.
+
+    hf_quant_config.json has an object ``quantization``, config.json its keys. Raises ``format_unsupported``.
+    """
+    inner = read_object(config.get("quantization"), "quantization")
+    if inner:
+        check_keys(inner, _QUANTIZATION, "quantization of ModelOpt")
+    values = inner or config
+    layers: list[tuple[str, LayerSpec | None]] = []
+    if _word(values) == _MIXED:
+        layers = [*_listed(values), ("*", None)]
+        base = layers[0][1]
+        if base is None:
+            raise unsupported("NVIDIA ModelOpt with MIXED_PRECISION and no quantized_layers")
+    else:
+        base = _layer(values)
+    for name, group in read_object(config.get("config_groups"), "config_groups").items():
+        _check_group(read_object(group, f"the config group {name!r:.40}"), None if layers else base)
+    excluded = read_names(first_of(values, "exclude_modules", "ignore"), "exclude_modules")
+    only_float8 = not layers and base.float8 is not None
+    return QuantSpec(
+        method="modelopt",
+        format="fp8" if only_float8 else "modelopt",
+        **vars(base),
+        ignore=tuple(f"*{name}*" if is_plain(name) else name for name in excluded),
+        layers=tuple(layers),
+    )
+
+
+def _word(values: Mapping[str, object]) -> str:
+    return str(values.get("quant_algo") or "").strip().upper()
+
+
+def _layer(values: Mapping[str, object]) -> LayerSpec:
+    """Return how layers of an algorithm are stored. Raises ``format_unsupported``."""
+    algorithm = _word(values)
+    layer = _ALGORITHMS.get(algorithm)
+    if layer is None:
+        known = ", ".join(_ALGORITHMS)
+        raise unsupported(f"NVIDIA ModelOpt with quant_algo {algorithm or 'missing'!r:.40}; read are {known}")
+    size = read_integer(first_of(values, "group_size", default=0), "group_size")
+    if size > 0 and size != layer.group_size:
+        raise unsupported(f"NVIDIA ModelOpt with quant_algo {algorithm} and groups of {size}, not {layer.group_size}")
+    return layer
+
+
+def _listed(values: Mapping[str, object]) -> list[tuple[str, LayerSpec | None]]:
+    """Return the layers that have an algorithm of their own; all others are not quantized."""
+    layers: list[tuple[str, LayerSpec | None]] = []
+    for name, stored in read_object(values.get("quantized_layers"), "quantized_layers").items():
+        entry = read_object(stored, f"the entry of {name!r:.80}")
+        check_keys(entry, _LAYER, f"the entry of {name!r:.80}")
+        layers.append((name, _layer(entry)))
+    return layers
+
+
+def _check_group(group: Mapping[str, object], layer: LayerSpec | None) -> None:
+    """Raise ``format_unsupported`` for a config group of other numbers than those of ``layer``; None: of no floats."""
+    expected = {} if layer is None else {"weights": layer.bits, "input_activations": layer.activation_bits}
+    for part in ("weights", "input_activations"):
+        stored = read_object(group.get(part), part)
+        bits = stored.get("num_bits", expected.get(part, 8))
+        fits = bits == expected[part] if part in expected else bits in (4, 8)
+        if stored and (not fits or read_word(stored, "type", default="float") != "float"):
+            raise unsupported(f"NVIDIA ModelOpt with {part} of {bits!r:.20} bits and type {stored.get('type')!r:.20}")
+
+
+def to_config(spec: QuantSpec) -> dict[str, object]:
+    """Return the ``quantization_config`` of a spec for which ``unwritable`` returns None."""
+    algorithm = next(name for name, layer in _ALGORITHMS.items() if layer == spec.layer)
+    config: dict[str, object] = {"quant_method": "modelopt", "quant_algo": algorithm}
+    skipped = [pattern for pattern, layer in spec.layers if layer is None]
+    config["ignore"] = [*spec.ignore, *skipped]
+    if spec.group_size != -1:
+        config["group_size"] = spec.group_size
+    return config
+
+
+def unwritable(spec: QuantSpec) -> str | None:
+    """Return why no config of this format describes ``spec``, or None."""
+    if spec.mixed or spec.layer not in _ALGORITHMS.values():
+        return f"such files have one of {', '.join(_ALGORITHMS)} for all layers"
+    return None
+
+
+def writer(config: Mapping[str, object]) -> str | None:
+    """Return the program that wrote a config, if recorded."""
+    producer = config.get("producer")
+    if not isinstance(producer, Mapping) or not producer.get("name"):
+        return None
+    return f"{producer['name']} {producer.get('version') or ''}".strip()

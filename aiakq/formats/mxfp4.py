@@ -1,0 +1,48 @@
+"""MXFP4 of GPT-OSS and transformers, ``quant_method`` mxfp4: the experts of a layer in one tensor.
+
+For E experts with N outputs and K inputs each, beside their biases ``NAME_bias`` [E, N]:
+
+    NAME_blocks  [E, N, K / 32, 16] uint8, two e2m1 codes per byte, the first in the low bits
+    NAME_scales  [E, N, K / 32] uint8: 2**(bits - 127)
+
+A model family reads these tensors itself, as it does all fused experts; other linears are not quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from aiakq.formats import float4
+from aiakq.formats.safetensors_file import TensorInfo
+from aiakq.kernels.types import QWeight
+
+#: Inputs that share a scale.
+GROUP = 32
+
+
+def read_experts(blocks: Tensor, scales: Tensor, biases: Tensor, name: str, rows: Tensor | None) -> Iterator[QWeight]:
+    """Yield the weight of each expert, one after the other, because unpacked codes take twice as much memory.
+
+    biases  [E, N] float.
+    rows    permutation [N] int64: output i is row rows[i] of the stored weight; None: the stored order.
+
+    Raises ``not_finite`` for scales that are NaN.
+    """
+    for number, (packed, exponents, bias) in enumerate(zip(blocks, scales, biases, strict=True)):
+        weight = QWeight(
+            scheme="lut4a16",
+            codes=float4.unpack(packed.flatten(1)),
+            scales=float4.powers(exponents, f"{number}_scales", name),
+            bias=bias,
+            group_size=GROUP,
+            table=float4.values().to(packed.device),
+        )
+        yield weight if rows is None else weight.with_rows(rows)
+
+
+def packed_bytes(inventory: Mapping[str, TensorInfo]) -> int:
+    """Return the bytes of all codes."""
+    names = (name for name in inventory if name.endswith("_blocks"))
+    return sum(inventory[name].nbytes for name in names if inventory[name].dtype == "U8")
