@@ -21,9 +21,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config, unread_formats
 from aiakq.formats.checks import check_activation_factors, derive_group_size, finite
 from aiakq.formats.config_values import unsupported
-from aiakq.formats.gguf.file import GGUFFile
-from aiakq.formats.gguf_model.folder import gguf_of
-from aiakq.formats.gguf_model.tensors import ModelTensors
+from aiakq.formats.gguf_model.folder import ModelTensors, tensors_of
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import (
@@ -113,8 +111,8 @@ class Checkpoint:
             config = read_json(folder / "config.json", str(folder / "config.json"))
         if len(config) > _MAX_CONFIG_KEYS:  # config classes of transformers are slow for each key
             raise error("model_malformed", file="config.json", reason=f"it has {len(config)} keys")
-        if (file := gguf_of(folder)) is not None:
-            return cls._of_gguf(folder, file, config)
+        if (tensors := tensors_of(folder, config)) is not None:
+            return cls._of_gguf(folder, tensors, config)
         shards = shard_files(folder, weights, ignore)
         check_manifest(folder, config)
         checkpoint = cls(folder, dict(config))
@@ -131,12 +129,12 @@ class Checkpoint:
         return checkpoint
 
     @classmethod
-    def _of_gguf(cls, folder: Path, file: Path, config: Mapping[str, Any]) -> Checkpoint:
+    def _of_gguf(cls, folder: Path, tensors: ModelTensors, config: Mapping[str, Any]) -> Checkpoint:
         """Return the checkpoint of a GGUF file whose metadata ``folder`` holds."""
         checkpoint = cls(folder, dict(config))
-        checkpoint.gguf = ModelTensors.of(GGUFFile.open(file), config)
-        checkpoint.inventory = checkpoint.gguf.inventory
-        if remark := checkpoint.gguf.remark():
+        checkpoint.gguf = tensors
+        checkpoint.inventory = tensors.inventory
+        if remark := tensors.remark():
             checkpoint.remarks.append(remark)
         return checkpoint
 

@@ -67,7 +67,8 @@ def _fields(packed: Tensor, bits: int, run: int) -> Tensor:
     """
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     runs = packed.reshape(len(packed), -1, 1, run)
-    return ((runs >> shifts[:, None]) & (2**bits - 1)).flatten(1)
+    codes: Tensor = ((runs >> shifts[:, None]) & (2**bits - 1)).flatten(1)
+    return codes
 
 
 def _times(d: Tensor, integers: Tensor) -> Tensor:

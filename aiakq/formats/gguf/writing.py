@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy
 from torch import Tensor
@@ -107,7 +107,7 @@ def _value(value: object, key: str) -> bytes:
     return struct.pack(f"<I{code}", number, value)
 
 
-def _array(values: Sequence[object] | numpy.ndarray, key: str) -> bytes:
+def _array(values: Sequence[object] | numpy.ndarray[Any, Any], key: str) -> bytes:
     if len(values) and all(isinstance(value, str) for value in values):
         return struct.pack("<IQ", _STRING, len(values)) + b"".join(map(_string, map(str, values)))
     names = {str(values.dtype)} if isinstance(values, numpy.ndarray) else set()

@@ -120,6 +120,15 @@ def gguf_of(folder: Path) -> Path | None:
     return Path(path)
 
 
+def tensors_of(folder: Path, config: Mapping[str, Any]) -> ModelTensors | None:
+    """Return the tensors of the GGUF file of a folder that ``gguf_folder`` made; None for others.
+
+    Raises what ``GGUFFile.open`` and ``ModelTensors.of`` raise.
+    """
+    path = gguf_of(folder)
+    return None if path is None else ModelTensors.of(GGUFFile.open(path), config)
+
+
 def gguf_folder(path: Path) -> Path:
     """Return the model folder of a GGUF file, which is made if there is none yet.
 
