@@ -126,8 +126,17 @@ def stored_config(config: Mapping[str, object]) -> Any:
         for key in CONFIG_KEYS:
             quantization = part.get(key)
             if quantization:
-                return _unnested(quantization)
-    return None
+                return _of_mlx(config, _unnested(quantization))
+    return _of_mlx(config, None)
+
+
+def _of_mlx(config: Mapping[str, object], quantization: object) -> object:
+    """Return a config under its method if it is MLX's, which is called ``quantization`` too; else ``quantization``."""
+    own = config.get("quantization")
+    named = isinstance(quantization, Mapping) and method_of(quantization)
+    if not isinstance(own, Mapping) or (quantization is not None and named not in ("", "mlx", False)):
+        return quantization
+    return {"quant_method": "mlx", **own}
 
 
 def _unnested(quantization: Any) -> object:
@@ -149,14 +158,9 @@ def read_spec(folder: Path, config: Mapping[str, object]) -> QuantSpec | None:
     if quantization is None:
         quantization = _config_file(folder)
     if not quantization:
-        named = unread_formats.of_config(config)
-        if named is not None:
-            raise unsupported(named)
         return None
     if isinstance(quantization, Mapping):
         method = method_of(quantization)
-        if not method and (named := unread_formats.of_config(config)):
-            raise unsupported(named)
         if method in DEQUANTIZED_AT_LOAD and DEQUANTIZED_AT_LOAD[method] in _families(config):
             check_keys(quantization, APPLIED[method], "quantization_config")
             return None

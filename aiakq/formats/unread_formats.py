@@ -15,7 +15,6 @@ METHODS = {
     "exl3": "its weights are packed for ExLlamaV3",
     "gptq_p": "its weights are cut into bit planes (gptq_p); export it as gptq or gptq_v2",
     "qqq": "QQQ, 4-bit weights with 8-bit activations",
-    "bitsandbytes": "bitsandbytes (NF4, FP4 or LLM.int8)",
     "deepseek_v4_fp8": "FP8 weights with experts in FP4",
     "modelopt_fp4": "NVFP4 of NVIDIA ModelOpt",
     "modelopt_mxfp8": "MXFP8 of NVIDIA ModelOpt",
@@ -27,10 +26,7 @@ METHODS = {
     "quark": "AMD Quark",
     "quanto": "optimum-quanto",
     "torchao": "torchao",
-    "hqq": "HQQ",
     "gguf": "GGUF",
-    "mlx": "MLX",
-    "metal": "MLX",
     "aqlm": "AQLM",
     "vptq": "VPTQ",
     "eetq": "EETQ",
@@ -66,21 +62,25 @@ KEYS = {
 }
 
 
-def of_config(config: Mapping[str, object]) -> str | None:
-    """Return what a config.json without ``quant_method`` says in another way, or None."""
-    if isinstance(config.get("quantization"), Mapping):
-        return METHODS["mlx"]
-    return None
-
-
 #: Dtypes of 8-bit floats.
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
 def without_config(inventory: Mapping[str, TensorInfo]) -> str | None:
     """Return what the tensors are that only a config explains, with one of their names, if there is no config."""
-    found = next((name for name, info in sorted(inventory.items()) if info.dtype in FLOAT8), None)
-    return found and f"FP8 weights, without a quantization_config in config.json ({found:.200})"
+    for name, info in sorted(inventory.items()):
+        what = "FP8 weights" if info.dtype in FLOAT8 else _EXPLAINED.get(name.rpartition(".")[2])
+        if what is not None:
+            return f"{what}, without a quantization_config in config.json ({name:.200})"
+    return None
+
+
+#: Last parts of the names of tensors -> what only a config explains.
+_EXPLAINED = {
+    "SCB": "weights of bitsandbytes",
+    "quant_map": "weights of bitsandbytes",
+    "W_q": "weights of HQQ",
+}
 
 
 def of_tensors(inventory: Mapping[str, TensorInfo]) -> str | None:
@@ -96,10 +96,6 @@ def _of_tensor(name: str, info: TensorInfo, inventory: Mapping[str, TensorInfo])
     module, _, last = name.rpartition(".")
     if last == "_data" and (f"{module}._scale" in inventory or module.endswith("weight")):
         return METHODS["quanto"]
-    if module.endswith(".weight") and (last in ("absmax", "nested_absmax", "quant_map") or "quant_state" in name):
-        return METHODS["bitsandbytes"]
-    if last == "SCB":
-        return METHODS["bitsandbytes"]
     if last == "weight":
         return _of_weight(module, info, inventory)
     if last == "weight_packed" and info.dtype == "U8":
@@ -120,8 +116,6 @@ def _of_weight(module: str, info: TensorInfo, inventory: Mapping[str, TensorInfo
     def holds(suffix: str) -> bool:
         return f"{module}.{suffix}" in inventory
 
-    if info.dtype == "U32" and holds("scales"):
-        return METHODS["mlx"]
     if holds("weight_scale_inv") and not info.dtype.startswith("F8"):
         return f"scales of FP8 beside weights in {info.dtype}"
     if info.dtype == "U8" and (holds("weight_scale_2") or holds("weight_scale")):

@@ -10,10 +10,10 @@ from torch import Tensor
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.parallel import Role
 from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.kernels.types import QWeight
@@ -41,6 +41,8 @@ class CheckpointWeights(LinearBuilder):
         self.checkpoint = checkpoint
         self.remarks: list[str] = []
         self._prepared = 0
+        #: Why weights were decoded at load -> their bytes as floats.
+        self._decoded: dict[str, int] = {}
 
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
@@ -53,7 +55,7 @@ class CheckpointWeights(LinearBuilder):
         """Return [N, K] in its stored dtype, or dequantized to the activation dtype. Raises ``tensor_mismatch``."""
         if self.checkpoint.locate_linear(name) is None:
             return self._stored(f"{name}.weight", n, k)
-        return dequantize(self._quantized(name, n, k), self.ops.dtype)
+        return as_floats(self._quantized(name, n, k), self.ops.dtype)
 
     def _stored(self, name: str, *shape: int) -> Tensor:
         """Return the tensor in its stored dtype. Raises ``tensor_mismatch``, and ``not_finite`` for vectors."""
@@ -92,16 +94,47 @@ class CheckpointWeights(LinearBuilder):
             return self.dense(weight, biases, len(parts), role=role)
         if all(source is not None for source in sources):
             weights = [self._quantized(name, n, k) for name, n in parts]
-            return self.quantized(weights if rows is None else [each.with_rows(rows) for each in weights], role)
+            quantized = [weight for weight in weights if isinstance(weight, QWeight)]
+            decoded = [weight for weight in weights if isinstance(weight, DecodedWeight)]
+            if not decoded:
+                return self.quantized(quantized if rows is None else [each.with_rows(rows) for each in quantized], role)
+            if not quantized:
+                return self._decoded_linear(decoded, role, rows)
         return self._separate(parts, k, bias, role)
+
+    def _decoded_linear(self, weights: Sequence[DecodedWeight], role: Role, rows: Tensor | None) -> LinearLayer:
+        """Return one layer of weights that were decoded to floats."""
+        values = joined_rows([self._as_dense(weight.values, weight.reason) for weight in weights])
+        stored = [weight.bias for weight in weights if weight.bias is not None]
+        biases = joined_rows(stored) if len(stored) == len(weights) else None
+        if rows is not None:
+            values, biases = values[rows], None if biases is None else biases[rows]
+        return self.dense(values, biases, len(weights), role=role)
+
+    def _as_dense(self, values: Tensor, reason: str) -> Tensor:
+        """Return ``values`` in the activation dtype, and count their bytes for a remark."""
+        self._decoded[reason] = self._decoded.get(reason, 0) + values.numel() * self.ops.dtype.itemsize
+        return values.to(device=self.ops.device, dtype=self.ops.dtype)
+
+    @property
+    def decoded_remarks(self) -> list[str]:
+        """Return what was decoded to floats while the weights were read, why, and the memory that takes."""
+        dtype = str(self.ops.dtype).removeprefix("torch.")
+        return [
+            f"{size / 2**20:.{0 if size >= 10 * 2**20 else 1}f} MiB of weights are decoded at load, to {dtype}: {reason}"
+            for reason, size in self._decoded.items()
+        ]
 
     def embedding(
         self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
     ) -> tuple[EmbeddingLayer, LinearLayer | None]:
         """See Weights: bias [V]."""
-        return self.embedding_of(self._stored(name, vocab, width), tied, bias)
+        if self.checkpoint.locate_linear(name.removesuffix(".weight")) is None:
+            return self.embedding_of(self._stored(name, vocab, width), tied, bias)
+        table = as_floats(self._quantized(name.removesuffix(".weight"), vocab, width), self.ops.dtype)
+        return self.embedding_of(self._as_dense(table, "embeddings are looked up in floats"), tied, bias)
 
-    def _quantized(self, name: str, n: int, k: int) -> QWeight:
+    def _quantized(self, name: str, n: int, k: int) -> QWeight | DecodedWeight:
         source = self.checkpoint.locate_linear(name)
         assert source is not None, name
         weight = self.checkpoint.read_linear(source)
