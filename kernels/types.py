@@ -72,6 +72,7 @@ class QWeight:
     input_scale scalar float32, the static activation scale (w8a8 and fp8a8 only); None means one dynamic scale per
                 token, or what ``rounding`` says.
     rounding    how dynamic activation scales are computed (fp8a8 only).
+    rounded     dtype to which the tool that wrote W rounds its elements when it decodes them (bitsandbytes), or None.
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
     """
 
@@ -88,6 +89,7 @@ class QWeight:
     rounding: InputRounding = InputRounding()
     table: Tensor | None = None
     offsets: Tensor | None = None
+    rounded: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if self.group_size <= 0:

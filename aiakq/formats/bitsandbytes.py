@@ -9,7 +9,7 @@ For one linear with N outputs and K inputs, of 4 bits in blocks of B weights, co
     weight.nested_absmax, nested_quant_map  [ceil(N*K/B/256)] and [256] float32, doubly quantized only
     weight.quant_state.bitsandbytes__nf4    [bytes] uint8, JSON; or ..__fp4
 
-    W = quant_map[code] * absmax; doubly quantized: absmax = nested_quant_map[code] * nested_absmax + nested_offset.
+    W = quant_map[code] * absmax, rounded to the ``dtype`` in that JSON; doubly quantized: absmax = nested_quant_map[code] * nested_absmax + nested_offset.
 
 and of 8 bits:
 
@@ -59,6 +59,7 @@ supports, scale_dtype, to_config, write = (
 #: The block size where the config has none; files say it for every linear.
 _BLOCK = 64
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MAX_STATE_BYTES = 4096
 _STATE_KEYS = frozenset(
     "quant_type blocksize dtype shape nested_blocksize nested_dtype nested_offset".split(),
@@ -167,9 +168,10 @@ def remark(weight: QWeight | DecodedWeight, name: str) -> str | None:
 
 @dataclass(frozen=True)
 class _State:
-    """What the JSON beside a weight says: N, K, weights per block, and for doubly quantized scales their own."""
+    """What the JSON beside a weight says: what decoded weights are rounded to, N, K, and the size of blocks."""
 
     kind: str
+    dtype: torch.dtype
     n: int
     k: int
     block: int
@@ -204,7 +206,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     if group < min(_MIN_GROUP, state.block):
         spread = scales.repeat_interleave(state.block)[:count].view(state.n, state.k)
         reason = f"blocks of {state.block} weights end within rows of {state.k}"
-        return DecodedWeight(values[codes.long()] * spread, bias, reason)
+        return DecodedWeight((values[codes.long()] * spread).to(state.dtype), bias, reason)
     rows = scales if group == state.block else scales.repeat_interleave(state.block // group)
     return QWeight(
         scheme="lut4a16",
@@ -213,6 +215,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
         bias=bias,
         group_size=group,
         table=values,
+        rounded=None if state.dtype == torch.float32 else state.dtype,
     )
 
 
@@ -237,10 +240,13 @@ def _read_state(stored: Tensor, suffix: str, name: str) -> _State:
         raise wrong(f"has the shape {shape!r:.60}")
     if block not in _BLOCKS or document.get("nested_blocksize", 256) != 256:
         raise wrong(f"has the block size {block!r:.40}")
+    dtype = _DTYPES.get(str(document.get("dtype")))
+    if dtype is None:
+        raise wrong(f"has the dtype {document.get('dtype')!r:.40}")
     offset = document.get("nested_offset", 0.0)
     if isinstance(offset, bool) or not isinstance(offset, int | float) or not math.isfinite(offset):
         raise wrong(f"has the nested_offset {offset!r:.40}")
-    return _State(str(kind), shape[0], shape[1], int(block), 256, float(offset))
+    return _State(str(kind), dtype, shape[0], shape[1], int(block), 256, float(offset))
 
 
 def _check_map(tensors: Mapping[str, Tensor], state: _State, name: str) -> Tensor:

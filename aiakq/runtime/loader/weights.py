@@ -14,6 +14,7 @@ from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.parallel import Role
 from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.kernels.types import QWeight
@@ -112,16 +113,16 @@ class CheckpointWeights(LinearBuilder):
         return self.dense(values, biases, len(weights), role=role)
 
     def _as_dense(self, values: Tensor, reason: str) -> Tensor:
-        """Return ``values`` in the activation dtype, and count their bytes for a remark."""
-        self._decoded[reason] = self._decoded.get(reason, 0) + values.numel() * self.ops.dtype.itemsize
-        return values.to(device=self.ops.device, dtype=self.ops.dtype)
+        """Return ``values`` in the activation dtype, or in a smaller one of their own, and count their bytes."""
+        dtype = self.ops.dtype if values.dtype.itemsize > self.ops.dtype.itemsize else values.dtype
+        self._decoded[reason] = self._decoded.get(reason, 0) + values.numel() * dtype.itemsize
+        return values.to(device=self.ops.device, dtype=dtype)
 
     @property
     def decoded_remarks(self) -> list[str]:
         """Return what was decoded to floats while the weights were read, why, and the memory that takes."""
-        dtype = str(self.ops.dtype).removeprefix("torch.")
         return [
-            f"{size / 2**20:.{0 if size >= 10 * 2**20 else 1}f} MiB of weights are decoded at load, to {dtype}: {reason}"
+            f"weights are decoded at load, to {size / 2**20:.{int(size < 10 * 2**20)}f} MiB of floats: {reason}"
             for reason, size in self._decoded.items()
         ]
 
@@ -144,6 +145,11 @@ class CheckpointWeights(LinearBuilder):
                 path=self.checkpoint.path,
                 reason=f"{source} holds {weight.n} x {weight.k} weights, config.json says {n} x {k}",
             )
+        if isinstance(weight, QWeight) and weight.rounded is not None and self.ops.exact:
+            # Kernels do not round products of codes and scales.
+            values = dequantize(weight, weight.rounded if self.ops.dtype == torch.float32 else self.ops.dtype)
+            reason = f"their tool rounds them to {str(weight.rounded).removeprefix('torch.')}, and --cpu-math is exact"
+            weight = DecodedWeight(values, weight.bias, reason)
         if not self.remarks:
             remark = formats.remark(self.checkpoint.layout(source), weight, source)
             self.remarks += [remark] if remark else []
