@@ -37,6 +37,7 @@ FORMATS: Registry[Format] = Registry(
         "fp8": "aiakq.formats.fp8",
         "bitsandbytes": "aiakq.formats.bitsandbytes",
         "mlx": "aiakq.formats.mlx",
+        "hqq": "aiakq.formats.hqq",
     },
 )
 #: Formats for symmetric weights only -> the version of the same format that also supports zero points.

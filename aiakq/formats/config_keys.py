@@ -96,6 +96,7 @@ APPLIED: Mapping[str, Collection[str]] = {
     "bitsandbytes": frozenset(
         "quant_method load_in_4bit load_in_8bit llm_int8_threshold llm_int8_skip_modules bnb_4bit_quant_type".split()
     ),
+    "hqq": {"quant_method", "quant_config", "skip_modules"},
     "fbgemm_fp8": {"quant_method", "activation_scale_ub"},
     "modelopt": frozenset("quant_method quant_algo quantization producer exclude_modules config_groups".split()),
 }

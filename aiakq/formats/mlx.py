@@ -118,7 +118,7 @@ def _override(name: str, value: object, base: LayerSpec) -> LayerSpec | None:
 
 def _layer(values: Mapping[str, object], base: LayerSpec) -> LayerSpec:
     """Return ``base`` with the values of a config or of the entry of a layer."""
-    mode = read_word(values, "mode", default="affine" if base.table is None or "bits" in values else "mxfp4")
+    mode = read_word(values, "mode", default="affine")
     if mode not in ("affine", *_FLOAT_MODES):
         raise unsupported(f"MLX with the mode {mode!r:.40}; affine, mxfp4 and nvfp4 are read")
     bits = _integer(values, "bits", base.bits)
@@ -139,7 +139,8 @@ def _integer(values: Mapping[str, object], key: str, default: int) -> int:
 def unreadable(config: Mapping[str, object], inventory: Mapping[str, TensorInfo]) -> str | None:
     """Return why a checkpoint is not read: mlx-lm renames or changes the tensors of many kinds of models."""
     kind = config.get("model_type")
-    if kind not in _SAME_TENSORS and "quantization" in config:
+    stored = config.get("quantization_config")
+    if kind not in _SAME_TENSORS and not (isinstance(stored, Mapping) and stored.get("quant_method") == "metal"):
         return f"MLX's files of the model type {kind!r:.40}, whose tensors mlx-lm renames or changes"
     return None
 

@@ -64,6 +64,8 @@ _IMPLIED = {
 }
 #: Keys of config.json that hold a quantization_config; the second is that of early releases of compressed-tensors.
 CONFIG_KEYS = ("quantization_config", "compression_config")
+#: The key under which MLX holds the same.
+MLX_KEY = "quantization"
 
 
 def write(spec: QuantSpec) -> dict[str, Any]:
@@ -132,10 +134,11 @@ def stored_config(config: Mapping[str, object]) -> Any:
 
 def _of_mlx(config: Mapping[str, object], quantization: object) -> object:
     """Return a config under its method if it is MLX's, which is called ``quantization`` too; else ``quantization``."""
-    own = config.get("quantization")
-    named = isinstance(quantization, Mapping) and method_of(quantization)
-    if not isinstance(own, Mapping) or (quantization is not None and named not in ("", "mlx", False)):
+    own = config.get(MLX_KEY)
+    if not isinstance(own, Mapping) or not own:
         return quantization
+    if quantization is not None and quantization != own:
+        raise unsupported(f"{MLX_KEY} and quantization_config that do not say the same")
     return {"quant_method": "mlx", **own}
 
 
