@@ -190,7 +190,7 @@ def _read_floats(
     if spec.group_size == _FLOAT_MODES["mxfp4"]:
         if bool((stored == 255).any()):
             raise mismatch(name, "scales are not numbers")
-        scales = torch.ldexp(torch.ones(()), stored.to(torch.int32) - 127)
+        scales = torch.exp2(stored.to(torch.float32) - 127)
     else:
         scales = finite(stored.contiguous().view(torch.float8_e4m3fn).to(torch.float32), "scales", name)
     return QWeight(

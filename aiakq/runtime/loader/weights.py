@@ -132,8 +132,12 @@ class CheckpointWeights(LinearBuilder):
         """See Weights: bias [V]."""
         if self.checkpoint.locate_linear(name.removesuffix(".weight")) is None:
             return self.embedding_of(self._stored(name, vocab, width), tied, bias)
-        table = as_floats(self._quantized(name.removesuffix(".weight"), vocab, width), self.ops.dtype)
-        return self.embedding_of(self._as_dense(table, "embeddings are looked up in floats"), tied, bias)
+        return self.embedding_of(self.decoded_table(name.removesuffix(".weight"), vocab, width), tied, bias)
+
+    def decoded_table(self, name: str, vocab: int, width: int) -> Tensor:
+        """Return the table [V, D] of the quantized embedding ``name`` as floats. Raises ``tensor_mismatch``."""
+        table = as_floats(self._quantized(name, vocab, width), self.ops.dtype)
+        return self._as_dense(table, "embeddings are looked up in floats")
 
     def _quantized(self, name: str, n: int, k: int) -> QWeight | DecodedWeight:
         source = self.checkpoint.locate_linear(name)
