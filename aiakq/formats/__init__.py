@@ -38,6 +38,8 @@ FORMATS: Registry[Format] = Registry(
         "bitsandbytes": "aiakq.formats.bitsandbytes",
         "mlx": "aiakq.formats.mlx",
         "hqq": "aiakq.formats.hqq",
+        "marlin": "aiakq.formats.marlin",
+        "quanto": "aiakq.formats.quanto",
     },
 )
 #: Formats for symmetric weights only -> the version of the same format that also supports zero points.

@@ -8,7 +8,6 @@ from aiakq.formats.safetensors_file import TensorInfo
 
 #: ``quant_method`` -> what such a checkpoint is.
 METHODS = {
-    "marlin": "its weights are repacked for the Marlin kernel; use the checkpoint from before that",
     "gptq_marlin_24": "its weights are repacked for the Marlin kernel; use the checkpoint from before that",
     "bitblas": "its weights are repacked for BitBLAS; use the checkpoint from before that",
     "exl2": "its weights are packed for ExLlamaV2",
@@ -24,7 +23,6 @@ METHODS = {
     "gpt_oss_mxfp4": "MXFP4, which is read for GPT-OSS only",
     "mxfp8": "MXFP8",
     "quark": "AMD Quark",
-    "quanto": "optimum-quanto",
     "torchao": "torchao",
     "gguf": "GGUF",
     "aqlm": "AQLM",
@@ -80,6 +78,7 @@ _EXPLAINED = {
     "SCB": "weights of bitsandbytes",
     "quant_map": "weights of bitsandbytes",
     "W_q": "weights of HQQ",
+    "_data": "weights of optimum-quanto",
 }
 
 
@@ -94,8 +93,8 @@ def of_tensors(inventory: Mapping[str, TensorInfo]) -> str | None:
 
 def _of_tensor(name: str, info: TensorInfo, inventory: Mapping[str, TensorInfo]) -> str | None:
     module, _, last = name.rpartition(".")
-    if last == "_data" and (f"{module}._scale" in inventory or module.endswith("weight")):
-        return METHODS["quanto"]
+    if last == "_data" and module.endswith("._data"):
+        return "optimum-quanto with 2 or 4 bits"
     if last == "weight":
         return _of_weight(module, info, inventory)
     if last == "weight_packed" and info.dtype == "U8":
