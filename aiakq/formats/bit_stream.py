@@ -20,4 +20,5 @@ def unpack_stream(words: Tensor, bits: int) -> Tensor:
     parts = torch.nn.functional.pad(stream, (0, padding)).unflatten(1, (-1, size)).to(torch.int64)
     whole = (parts << torch.arange(0, 8 * size, 8)).sum(-1, keepdim=True)
     shifts = torch.arange(0, 8 * size, bits)
-    return ((whole >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(1)[:, :count].contiguous()
+    codes: Tensor = ((whole >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(1)[:, :count]
+    return codes.contiguous()

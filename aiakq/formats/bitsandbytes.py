@@ -9,7 +9,8 @@ For one linear with N outputs and K inputs, of 4 bits in blocks of B weights, co
     weight.nested_absmax, nested_quant_map  [ceil(N*K/B/256)] and [256] float32, doubly quantized only
     weight.quant_state.bitsandbytes__nf4    [bytes] uint8, JSON; or ..__fp4
 
-    W = quant_map[code] * absmax, rounded to the ``dtype`` in that JSON; doubly quantized: absmax = nested_quant_map[code] * nested_absmax + nested_offset.
+    W = quant_map[code] * absmax, rounded to the ``dtype`` in that JSON; doubly quantized:
+    absmax = nested_quant_map[code] * nested_absmax + nested_offset.
 
 and of 8 bits:
 
@@ -97,7 +98,7 @@ def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
     count = absmax.shape[0] if absmax is not None and len(absmax.shape) == 1 and absmax.shape[0] in blocks else expected
     shapes: Shapes = {"weight": (elements, 1), _ABSMAX: (count,), _MAP: (16,), state: size}
     if absmax is not None and absmax.dtype == "U8":
-        shapes |= {_NESTED_MAP: (256,)}
+        shapes |= {_NESTED: (-(-count // 256),), _NESTED_MAP: (256,)}
     return shapes
 
 
@@ -236,7 +237,11 @@ def _read_state(stored: Tensor, suffix: str, name: str) -> _State:
     kind, shape, block = document.get("quant_type"), document.get("shape"), document.get("blocksize")
     if kind != suffix.rpartition("__")[2]:
         raise wrong(f"has the quant_type {kind!r:.40}")
-    if not isinstance(shape, list) or len(shape) != 2 or not all(type(size) is int and 0 < size < 2**31 for size in shape):
+    if (
+        not isinstance(shape, list)
+        or len(shape) != 2
+        or not all(type(size) is int and 0 < size < 2**31 for size in shape)
+    ):
         raise wrong(f"has the shape {shape!r:.60}")
     if block not in _BLOCKS or document.get("nested_blocksize", 256) != 256:
         raise wrong(f"has the block size {block!r:.40}")

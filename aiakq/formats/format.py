@@ -77,9 +77,7 @@ class Format(Dialect, Protocol):
     def to_config(self, spec: QuantSpec) -> dict[str, object]:
         """Return the ``quantization_config`` to write."""
 
-    def read(
-        self, tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear"
-    ) -> QWeight | DecodedWeight:
+    def read(self, tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight | DecodedWeight:
         """Read one linear from its tensors, suffix -> tensor; the result satisfies all invariants of QWeight.
 
         What QWeight cannot hold is decoded to floats. Raises ``tensor_mismatch`` and ``not_finite``, with ``name``.

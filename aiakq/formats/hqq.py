@@ -64,11 +64,22 @@ def matches(headers: Headers) -> bool:
 
 
 def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
-    """Return suffix -> shape for a linear with N outputs and K inputs; that of codes is checked when they are read."""
-    shapes: Shapes = {"shape": (2,), "nbits": (), "axis": ()}
-    for suffix in ("W_q", "scale", "zero"):
-        shapes[suffix] = headers[suffix].shape if suffix in headers else (n * k // max(1, spec.group_size), 1)
-    return shapes
+    """Return suffix -> shape for a linear with N outputs and K inputs; the axis is that of the scales."""
+    stored = headers["scale"].shape if "scale" in headers else ()
+    blocks = math.prod(stored)
+    fits = 0 < blocks == max((1, *stored)) and n * k % blocks == 0
+    scale = stored if fits else (n if spec.group_size == -1 else n * k // spec.group_size, 1)
+    blocks = math.prod(scale)
+    rows, columns = (n, k) if blocks == 1 else (blocks, n * k // blocks)
+    if len(scale) == 2 and scale[0] == 1 < blocks:
+        rows, columns = columns, rows
+    per_word = {2: (4, 8), 3: (10,), 4: (2,)}.get(spec.bits, (1,))
+    words = headers.get("W_q")
+    size = 1 if words is None or not math.prod(words.shape) else words.nbytes // math.prod(words.shape)
+    counts = [-(-rows // count) for count in per_word]
+    height = words.shape[0] if words is not None and words.shape and words.shape[0] in counts else counts[0]
+    width = columns * (4 if spec.bits == 3 else 1) // size
+    return {"shape": (2,), "nbits": (), "axis": (), "W_q": (height, width), "scale": scale, "zero": scale}
 
 
 def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:

@@ -181,6 +181,4 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     # The kernel has one scale per output where a group is all of the inputs.
     scales = natural_scales(finite(stored, of_scales, name), grouped=groups > 1)
     check_scales(scales, codes, None, k // groups, 4, of_scales, name)
-    return QWeight(
-        scheme="w4a16", codes=codes, scales=scales, bias=read_bias(tensors, n, name), group_size=k // groups
-    )
+    return QWeight(scheme="w4a16", codes=codes, scales=scales, bias=read_bias(tensors, n, name), group_size=k // groups)

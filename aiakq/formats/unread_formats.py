@@ -67,12 +67,14 @@ FLOAT8 = ("F8_E4M3", "F8_E5M2")
 def without_config(inventory: Mapping[str, TensorInfo]) -> str | None:
     """Return what the tensors are that only a config explains, with one of their names, if there is no config."""
     for name, info in sorted(inventory.items()):
-        what = "FP8 weights" if info.dtype in FLOAT8 else _EXPLAINED.get(name.rpartition(".")[2])
+        what = _OF_DTYPES.get(info.dtype) or _EXPLAINED.get(name.rpartition(".")[2])
         if what is not None:
             return f"{what}, without a quantization_config in config.json ({name:.200})"
     return None
 
 
+#: Dtypes -> what only a config explains.
+_OF_DTYPES = {**dict.fromkeys(FLOAT8, "FP8 weights"), "U32": "weights of MLX"}
 #: Last parts of the names of tensors -> what only a config explains.
 _EXPLAINED = {
     "SCB": "weights of bitsandbytes",
