@@ -14,7 +14,7 @@ from aiakq.formats import marlin, quantization_config
 
 
 def pack(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """codes [K, N] and scales [ng, N] -> B [K/16, 2*N] and s [ng, N], code by code, as the threads of a warp read them."""
+    """codes [K, N] and scales [ng, N] -> B [K/16, 2*N] and s [ng, N], code by code, as threads read them."""
     k, n = codes.shape
     words = torch.zeros(k // 16, 2 * n, dtype=torch.int64)
     for row in range(k // 16):

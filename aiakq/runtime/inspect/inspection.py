@@ -277,7 +277,7 @@ def _modules(inventory: Mapping[str, TensorInfo], linears: set[str]) -> dict[str
 def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
     spec = checkpoint.linear_spec(name)
     dimensions, group_size = checkpoint.dimensions(name)
-    scheme = spec.scheme if spec.activation_bits or spec.float8 else f"w{dimensions.bits}a16"
+    scheme = spec.scheme if spec.activation_bits or spec.float8 or spec.table else f"w{dimensions.bits}a16"
     problem = LinearProblem(
         scheme=scheme,
         n=dimensions.n,
