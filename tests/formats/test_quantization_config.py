@@ -28,7 +28,10 @@ def group(bits: int) -> dict[str, Any]:
     [
         ({"quant_method": "gptq_v2", "bits": 4, "checkpoint_format": "gptq"}, "gptq_v2"),
         ({"quant_method": "gptq_v2", "bits": 4, "checkpoint_format": None, "format": "gptq"}, "gptq_v2"),
-        ({"quant_method": "awq", "bits": 4, "version": "marlin"}, "Marlin with 4 bits, zero points"),
+        (
+            {"quant_method": "awq", "bits": 4, "version": "marlin", "zero_point": True},
+            "Marlin with 4 bits, zero points",
+        ),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "bitblas"}, "BitBLAS"),
         ({"quant_method": "bitblas", "bits": 4}, "BitBLAS"),
         ({"quant_method": "exl2", "bits": 4.65}, "ExLlamaV2"),
