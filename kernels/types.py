@@ -116,8 +116,8 @@ class QWeight:
         return self._with(lambda value: value[rows], *_OF_ROWS)
 
     def _with(self, change: Callable[[Tensor], Tensor], *names: str) -> QWeight:
-        values = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: change(value) for name, value in values.items() if value is not None})
+        changed: dict[str, Any] = {name: change(old) for name in names if (old := getattr(self, name)) is not None}
+        return replace(self, **changed)
 
     def with_inputs(self, first: int, end: int) -> QWeight:
         """Return the weight with columns first .. end - 1 of ``codes``, in natural order: its inputs are those that
@@ -137,11 +137,8 @@ class QWeight:
             return values.repeat_interleave(group // size, dim=1)[:, first // size : -(-end // size)].contiguous()
 
         return replace(
-            self,
+            self._with(divided, "scales", "zeros", "offsets"),
             codes=self.codes[:, first:end].contiguous(),
-            scales=divided(self.scales),
-            zeros=None if self.zeros is None else divided(self.zeros),
-            offsets=None if self.offsets is None else divided(self.offsets),
             perm=None,
             group_size=size,
         )

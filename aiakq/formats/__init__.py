@@ -17,7 +17,7 @@ from aiakq.spec import QuantSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from aiakq.formats.decoded_weight import DecodedWeight
+    from aiakq.formats.decoded_weight import DecodedWeight as DecodedWeight
     from aiakq.formats.format import Dialect as Dialect
     from aiakq.formats.format import Format as Format
     from aiakq.formats.headers import Dimensions, Headers

@@ -21,7 +21,6 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config, unread_formats
 from aiakq.formats.checks import check_activation_factors, derive_group_size, finite
 from aiakq.formats.config_values import unsupported
-from aiakq.formats.decoded_weight import DecodedWeight
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import (
@@ -358,7 +357,7 @@ class Checkpoint:
         spec = self.spec.for_layer(prefix) or replace(self.spec, layers=())
         return replace(spec, format=self.layout(prefix))
 
-    def read_linear(self, prefix: str) -> QWeight | DecodedWeight:
+    def read_linear(self, prefix: str) -> QWeight | formats.DecodedWeight:
         """Read one packed linear with N outputs and K inputs, with its bias [N] if it has one.
 
         Raises ``tensor_mismatch`` and ``not_finite``, which name the tensor.
@@ -366,7 +365,7 @@ class Checkpoint:
         tensors = {suffix: self.tensor(name) for suffix, name in self.linear_tensors(prefix).items()}
         spec = self.linear_spec(prefix)
         try:
-            weight: QWeight | DecodedWeight = formats.load(spec.format).read(tensors, spec, prefix)
+            weight: QWeight | formats.DecodedWeight = formats.load(spec.format).read(tensors, spec, prefix)
         except AiakqError as problem:
             if problem.id == "tensor_mismatch":
                 raise error("tensor_mismatch", **{**problem.fields, "path": str(self.path)}) from None

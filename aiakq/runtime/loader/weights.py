@@ -14,7 +14,6 @@ from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.parallel import Role
 from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.kernels.types import QWeight
@@ -151,7 +150,7 @@ class CheckpointWeights(LinearBuilder):
             )
         if isinstance(weight, QWeight) and weight.rounded is not None and self.ops.exact:
             # Kernels do not round products of codes and scales.
-            values = dequantize(weight, weight.rounded if self.ops.dtype == torch.float32 else self.ops.dtype)
+            values = as_floats(weight, weight.rounded if self.ops.dtype == torch.float32 else self.ops.dtype)
             reason = f"their tool rounds them to {str(weight.rounded).removeprefix('torch.')}, and --cpu-math is exact"
             weight = DecodedWeight(values, weight.bias, reason)
         if not self.remarks:
