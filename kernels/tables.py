@@ -19,4 +19,6 @@ TABLES: Mapping[str, tuple[float, ...]] = {
         *(-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0),
         *(1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
     ),
+    # FP4 of bitsandbytes: a sign and 0, 1/16, 8, 12, 4, 6, 2, 3, divided by 12.
+    "fp4": tuple(sign * value / 12 for sign in (1, -1) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)),
 }

@@ -63,6 +63,7 @@ class QWeight:
     input_scale scalar float32, the static activation scale (w8a8, fp8a8, lut4a8 and lut4a4 only); None means one
                 dynamic scale per token, or what ``rounding`` says.
     rounding    how activations are rounded (fp8a8, lut4a8 and lut4a4 only).
+    rounded     dtype to which the tool that wrote W rounds its elements when it decodes them (bitsandbytes), or None.
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
     """
 
@@ -79,6 +80,7 @@ class QWeight:
     rounding: InputRounding = InputRounding()
     table: Tensor | None = None
     offsets: Tensor | None = None
+    rounded: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if self.group_size <= 0:
@@ -114,8 +116,7 @@ class QWeight:
         return self._with(lambda value: value[rows], *_OF_ROWS)
 
     def _with(self, change: Callable[[Tensor], Tensor], *names: str) -> QWeight:
-        values = {name: getattr(self, name) for name in names}
-        changed: dict[str, Any] = {name: change(value) for name, value in values.items() if value is not None}
+        changed: dict[str, Any] = {name: change(old) for name in names if (old := getattr(self, name)) is not None}
         return replace(self, **changed)
 
     def with_inputs(self, first: int, end: int) -> QWeight:
@@ -136,11 +137,8 @@ class QWeight:
             return values.repeat_interleave(group // size, dim=1)[:, first // size : -(-end // size)].contiguous()
 
         return replace(
-            self,
+            self._with(divided, "scales", "zeros", "offsets"),
             codes=self.codes[:, first:end].contiguous(),
-            scales=divided(self.scales),
-            zeros=None if self.zeros is None else divided(self.zeros),
-            offsets=None if self.offsets is None else divided(self.offsets),
             perm=None,
             group_size=size,
         )

@@ -23,7 +23,11 @@ _OLDER: tuple[Unsupported, ...] = (
     Unsupported("code_revision", "code of a model is taken from the revision of the model", refused=True),
     Unsupported("max_parallel_loading_workers", "all ranks read their shards of the weights in parallel"),
     Unsupported("use_tqdm_on_load", "progress is shown where there is a terminal", (True,), switch=True),
-    Unsupported("qlora_adapter_name_or_path", "models in bitsandbytes' formats are not read", refused=True),
+    Unsupported(
+        "qlora_adapter_name_or_path",
+        "adapters are given by --lora-modules, also for models in bitsandbytes' formats",
+        refused=True,
+    ),
     Unsupported("override_neuron_config", "there are no kernels for Neuron devices", refused=True),
     Unsupported("additional_config", "no platform has extra settings", refused=True),
     Unsupported("allowed_local_media_path", _NO_IMAGES),

@@ -154,7 +154,8 @@ FOLDER_ERRORS = {
     ),
     "format_unsupported": ErrorKind(
         "The quantization format of the checkpoint is not supported: {reason}.",
-        "aiakq reads GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound, FP8 (fp8, fbgemm_fp8, modelopt), compressed-tensors "
+        "aiakq reads GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound, FP8 (fp8, fbgemm_fp8, modelopt), bitsandbytes, MLX, "
+        "HQQ, Marlin, optimum-quanto of 8 bits, compressed-tensors "
         "with integers or FP8, and the formats of installed plugins. Quantize the original model with aiakq quantize, "
         "or take a release in one of them.",
     ),

@@ -7,7 +7,7 @@ module and an entry here or, outside the tree, by an entry point in the group ``
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiakq.formats.compatibility import Readers
@@ -15,9 +15,13 @@ from aiakq.registry import Registry
 from aiakq.spec import QuantSpec
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from aiakq.formats.decoded_weight import DecodedWeight as DecodedWeight
     from aiakq.formats.format import Dialect as Dialect
     from aiakq.formats.format import Format as Format
-    from aiakq.formats.headers import Headers
+    from aiakq.formats.headers import Dimensions, Headers
+    from aiakq.formats.safetensors_file import TensorInfo
     from aiakq.kernels.types import QWeight
 
 #: name (``QuantSpec.format``) -> module. The two GPTQ versions differ in one constant and share a module.
@@ -33,6 +37,11 @@ FORMATS: Registry[Format] = Registry(
         "fp8": "aiakq.formats.fp8",
         "gguf": "aiakq.formats.gguf.linears",
         "modelopt": "aiakq.formats.modelopt",
+        "bitsandbytes": "aiakq.formats.bitsandbytes",
+        "mlx": "aiakq.formats.mlx",
+        "hqq": "aiakq.formats.hqq",
+        "marlin": "aiakq.formats.marlin",
+        "quanto": "aiakq.formats.quanto",
     },
 )
 #: Formats for symmetric weights only -> the version of the same format that also supports zero points.
@@ -58,9 +67,40 @@ def all_suffixes() -> tuple[str, ...]:
     return tuple(sorted({suffix for module in modules() for suffix in module.SUFFIXES}))
 
 
+@functools.cache
+def _dotted_suffixes() -> tuple[str, ...]:
+    return tuple(sorted((suffix for suffix in all_suffixes() if "." in suffix), key=len, reverse=True))
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the module of a tensor and its suffix, which has dots where a format's suffix does."""
+    for suffix in _dotted_suffixes():
+        if name.endswith(f".{suffix}"):
+            return name[: -len(suffix) - 1], suffix
+    module, _, suffix = name.rpartition(".")
+    return module, suffix
+
+
 def has_signed_scales(name: str) -> bool:
     """Whether the readers of the format ``name`` accept negative scales."""
     return bool(getattr(load(name), "SIGNED_SCALES", True))
+
+
+def dimensions(spec: QuantSpec, headers: Headers, read: Callable[[str], Tensor]) -> Dimensions:
+    """Return the dimensions of a packed linear; ``read`` returns its tensor with a suffix.
+
+    Raises KeyError, ValueError or ArithmeticError for headers of another layout, and ``tensor_mismatch``.
+    """
+    found: Dimensions = _optional(
+        spec.format, "read_dimensions", lambda headers, spec, _: load(spec.format).dimensions(headers, spec)
+    )(headers, spec, read)
+    return found
+
+
+def unreadable(format: str, config: Mapping[str, object], inventory: Mapping[str, TensorInfo]) -> str | None:
+    """Return why a checkpoint in this format is not read, from its config.json and headers, or None."""
+    found: str | None = _optional(format, "unreadable", lambda *_: None)(config, inventory)
+    return found
 
 
 # --- selection --------------------------------------------------------------------------------------------------------
@@ -106,7 +146,7 @@ def unportable(spec: QuantSpec, experts: bool) -> str | None:
     return found
 
 
-def remark(format: str, weight: QWeight, name: str) -> str | None:
+def remark(format: str, weight: QWeight | DecodedWeight, name: str) -> str | None:
     """Return what looks wrong about ``weight``, which was read from the linear ``name``, or None."""
     found: str | None = getattr(load(format), "remark", lambda *_: None)(weight, name)
     return found

@@ -184,6 +184,8 @@ class Checkpoint:
         named = unread_formats.of_tensors(tensors)
         if spec is None:
             named = named or unread_formats.without_config(tensors)
+        else:
+            named = named or formats.unreadable(spec.format, self.config, tensors)
         if named is not None:
             raise unsupported(named)
         if spec is not None and spec.rotated:
@@ -299,7 +301,7 @@ class Checkpoint:
     def _linears(self) -> list[str]:
         modules: dict[str, dict[str, TensorInfo]] = {}
         for name, info in self.inventory.items():
-            prefix, _, suffix = name.rpartition(".")
+            prefix, suffix = formats.split_name(name)
             modules.setdefault(prefix, {})[suffix] = info
         return sorted(prefix for prefix, headers in modules.items() if formats.holds_codes(headers))
 
@@ -357,7 +359,9 @@ class Checkpoint:
         """
         spec = self.linear_spec(prefix)
         try:
-            dimensions: Dimensions = formats.load(spec.format).dimensions(self.linear_headers(prefix), spec)
+            dimensions: Dimensions = formats.dimensions(
+                spec, self.linear_headers(prefix), lambda suffix: self.tensor(f"{prefix}.{suffix}")
+            )
         except AiakqError:
             raise
         except (KeyError, ValueError, IndexError, ArithmeticError):
@@ -373,7 +377,7 @@ class Checkpoint:
         spec = self.spec.for_layer(prefix) or replace(self.spec, layers=())
         return replace(spec, format=self.layout(prefix))
 
-    def read_linear(self, prefix: str) -> QWeight:
+    def read_linear(self, prefix: str) -> QWeight | formats.DecodedWeight:
         """Read one packed linear with N outputs and K inputs, with its bias [N] if it has one.
 
         Raises ``tensor_mismatch`` and ``not_finite``, which name the tensor.
@@ -381,7 +385,7 @@ class Checkpoint:
         tensors = {suffix: self.tensor(name) for suffix, name in self.linear_tensors(prefix).items()}
         spec = self.linear_spec(prefix)
         try:
-            weight: QWeight = formats.load(spec.format).read(tensors, spec, prefix)
+            weight: QWeight | formats.DecodedWeight = formats.load(spec.format).read(tensors, spec, prefix)
         except AiakqError as problem:
             if problem.id == "tensor_mismatch":
                 raise error("tensor_mismatch", **{**problem.fields, "path": str(self.path)}) from None

@@ -64,9 +64,14 @@ _CACHE = frozenset(
     "kv_cache_scheme kv_cache_quant_algo static_attention_dtype static_attention_granularity static_kv_dtype "
     "static_kv_granularity".split()
 )
+#: bitsandbytes: the dtypes in which it computes and stores, and what it does while it loads weights.
+_BITSANDBYTES = frozenset(
+    "_load_in_4bit _load_in_8bit bnb_4bit_compute_dtype bnb_4bit_quant_storage bnb_4bit_use_double_quant "
+    "llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight".split()
+)
 #: Without effect if activations are not quantized, which ``act_bits`` tells.
 _ACTIVATIONS = frozenset("act_data_type act_dynamic act_group_size act_sym".split())
-HARMLESS = _SEARCH | _CALIBRATION | _PROGRAM | _MODULES | _FACTS | _CACHE | _ACTIVATIONS
+HARMLESS = _SEARCH | _CALIBRATION | _PROGRAM | _MODULES | _FACTS | _CACHE | _BITSANDBYTES | _ACTIVATIONS
 
 _BITS = frozenset("bits w_bit wbits group_size q_group_size sym zero_point".split())
 _NAMES = frozenset("quant_method method checkpoint_format format version meta desc_act lm_head dynamic".split())
@@ -91,6 +96,10 @@ APPLIED: Mapping[str, Collection[str]] = {
     "fp8": frozenset(
         "quant_method activation_scheme fmt expert_dtype scale_fmt weight_block_size ignored_layers".split()
     ),
+    "bitsandbytes": frozenset(
+        "quant_method load_in_4bit load_in_8bit llm_int8_threshold llm_int8_skip_modules bnb_4bit_quant_type".split()
+    ),
+    "hqq": {"quant_method", "quant_config", "skip_modules"},
     "fbgemm_fp8": {"quant_method", "activation_scale_ub"},
     "gguf": {"quant_method", "blocks", "modules", "not_quantized"},
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"), _MODELOPT),

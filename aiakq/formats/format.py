@@ -15,6 +15,11 @@ tensor ``bias`` [N] in every format, and not part of ``packed_shapes``. Besides 
     readers(format, schemes, experts) -> Readers       how other programs read the files, for the model card
     remark(weight, name) -> None | sentence            what looks wrong about a weight that was read
     writer(config) -> None | name                      the program that wrote a config
+    read_dimensions(headers, spec, read) -> Dimensions in place of ``dimensions`` where headers do not tell: ``read``
+                                                       returns the tensor with a suffix
+    unreadable(config, inventory) -> None | reason     why a checkpoint is not read, from its config.json and headers
+
+A suffix may have dots: ``weight.absmax``.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from aiakq.formats.decoded_weight import DecodedWeight
     from aiakq.formats.headers import Dimensions, Headers, Shapes
     from aiakq.kernels.types import QWeight
 
@@ -71,10 +77,10 @@ class Format(Dialect, Protocol):
     def to_config(self, spec: QuantSpec) -> dict[str, object]:
         """Return the ``quantization_config`` to write."""
 
-    def read(self, tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
+    def read(self, tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight | DecodedWeight:
         """Read one linear from its tensors, suffix -> tensor; the result satisfies all invariants of QWeight.
 
-        Raises ``tensor_mismatch`` and ``not_finite``, with ``name``.
+        What QWeight cannot hold is decoded to floats. Raises ``tensor_mismatch`` and ``not_finite``, with ``name``.
         """
 
     def write(self, weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -10,6 +10,8 @@ from aiakq.spec import QuantSpec
 
 #: The suffix of a bias in every format: quantization tools do not pack it, so its name and shape [N] are unchanged.
 BIAS = "bias"
+#: The suffix of a weight that is not quantized.
+WEIGHT = "weight"
 #: suffix -> header of the tensors of one linear.
 Headers = Mapping[str, TensorInfo]
 #: suffix -> shape.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.headers import BIAS
+from aiakq.formats.headers import BIAS, WEIGHT
 from aiakq.formats.left_out import beside_model, is_cache_scale, is_computed
 from aiakq.formats.unread_formats import ACTIVATION_FACTORS
 
@@ -146,6 +146,10 @@ class _Comparison:
         )
 
     def _tensor(self, name: str, shape: Sequence[int], integers: bool = False) -> None:
+        module = name.removesuffix(f".{WEIGHT}")
+        if len(shape) == 2 and self.checkpoint.spec is not None and self.checkpoint.locate_linear(module) is not None:
+            self._linear(module, shape[0], shape[1], bias=False)  # a quantized embedding
+            return
         source = self.checkpoint.locate(name)
         if source is None:
             self.found.append(Difference(name, "-", _shape(shape)))

@@ -64,6 +64,8 @@ _IMPLIED = {
 }
 #: Keys of config.json that hold a quantization_config; the second is that of early releases of compressed-tensors.
 CONFIG_KEYS = ("quantization_config", "compression_config")
+#: The key under which MLX holds the same.
+MLX_KEY = "quantization"
 
 
 def write(spec: QuantSpec) -> dict[str, Any]:
@@ -126,8 +128,18 @@ def stored_config(config: Mapping[str, object]) -> Any:
         for key in CONFIG_KEYS:
             quantization = part.get(key)
             if quantization:
-                return _unnested(quantization)
-    return None
+                return _of_mlx(config, _unnested(quantization))
+    return _of_mlx(config, None)
+
+
+def _of_mlx(config: Mapping[str, object], quantization: object) -> object:
+    """Return a config under its method if it is MLX's, which is called ``quantization`` too; else ``quantization``."""
+    own = config.get(MLX_KEY)
+    if not isinstance(own, Mapping) or not own:
+        return quantization
+    if quantization is not None and quantization != own:
+        raise unsupported(f"{MLX_KEY} and quantization_config that do not say the same")
+    return {"quant_method": "mlx", **own}
 
 
 def _unnested(quantization: Any) -> object:
@@ -149,14 +161,9 @@ def read_spec(folder: Path, config: Mapping[str, object]) -> QuantSpec | None:
     if quantization is None:
         quantization = _config_file(folder)
     if not quantization:
-        named = unread_formats.of_config(config)
-        if named is not None:
-            raise unsupported(named)
         return None
     if isinstance(quantization, Mapping):
         method = method_of(quantization)
-        if not method and (named := unread_formats.of_config(config)):
-            raise unsupported(named)
         if method in _READ_BY_FAMILY and _READ_BY_FAMILY[method] in _families(config):
             check_keys(quantization, APPLIED[method], "quantization_config")
             return None

@@ -8,25 +8,19 @@ from aiakq.formats.safetensors_file import TensorInfo
 
 #: ``quant_method`` -> what such a checkpoint is.
 METHODS = {
-    "marlin": "its weights are repacked for the Marlin kernel; use the checkpoint from before that",
     "gptq_marlin_24": "its weights are repacked for the Marlin kernel; use the checkpoint from before that",
     "bitblas": "its weights are repacked for BitBLAS; use the checkpoint from before that",
     "exl2": "its weights are packed for ExLlamaV2",
     "exl3": "its weights are packed for ExLlamaV3",
     "gptq_p": "its weights are cut into bit planes (gptq_p); export it as gptq or gptq_v2",
     "qqq": "QQQ, 4-bit weights with 8-bit activations",
-    "bitsandbytes": "bitsandbytes (NF4, FP4 or LLM.int8)",
     "deepseek_v4_fp8": "FP8 weights with experts in FP4",
     "nvfp4": "NVFP4",
     "mxfp4": "MXFP4, which is read for GPT-OSS only",
     "gpt_oss_mxfp4": "MXFP4, which is read for GPT-OSS only",
     "mxfp8": "MXFP8",
     "quark": "AMD Quark",
-    "quanto": "optimum-quanto",
     "torchao": "torchao",
-    "hqq": "HQQ",
-    "mlx": "MLX",
-    "metal": "MLX",
     "aqlm": "AQLM",
     "vptq": "VPTQ",
     "eetq": "EETQ",
@@ -62,13 +56,6 @@ KEYS = {
 }
 
 
-def of_config(config: Mapping[str, object]) -> str | None:
-    """Return what a config.json without ``quant_method`` says in another way, or None."""
-    if isinstance(config.get("quantization"), Mapping):
-        return METHODS["mlx"]
-    return None
-
-
 #: Dtypes of 8-bit floats.
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
@@ -77,12 +64,24 @@ def without_config(inventory: Mapping[str, TensorInfo]) -> str | None:
     """Return what the tensors are that only a config explains, with one of their names, if there is no config."""
     for name, info in sorted(inventory.items()):
         module, _, last = name.rpartition(".")
-        scaled = f"{module}.weight_scale" in inventory
-        bits = 8 if info.dtype in FLOAT8 else 4 if info.dtype == "U8" and last.startswith("weight") and scaled else 0
+        what = _OF_DTYPES.get(info.dtype) or _EXPLAINED.get(last)
+        if info.dtype == "U8" and last.startswith("weight") and f"{module}.weight_scale" in inventory:
+            what = "FP4 weights"
         # Scales of 4-bit floats are 8-bit floats or bytes.
-        if bits and not last.startswith("weight_scale"):
-            return f"FP{bits} weights, without a quantization_config in config.json ({name:.200})"
+        if what is not None and not last.startswith("weight_scale"):
+            return f"{what}, without a quantization_config in config.json ({name:.200})"
     return None
+
+
+#: Dtypes -> what only a config explains.
+_OF_DTYPES = {**dict.fromkeys(FLOAT8, "FP8 weights"), "U32": "weights of MLX"}
+#: Last parts of the names of tensors -> what only a config explains.
+_EXPLAINED = {
+    "SCB": "weights of bitsandbytes",
+    "quant_map": "weights of bitsandbytes",
+    "W_q": "weights of HQQ",
+    "_data": "weights of optimum-quanto",
+}
 
 
 def of_tensors(inventory: Mapping[str, TensorInfo]) -> str | None:
@@ -96,12 +95,8 @@ def of_tensors(inventory: Mapping[str, TensorInfo]) -> str | None:
 
 def _of_tensor(name: str, info: TensorInfo, inventory: Mapping[str, TensorInfo]) -> str | None:
     module, _, last = name.rpartition(".")
-    if last == "_data" and (f"{module}._scale" in inventory or module.endswith("weight")):
-        return METHODS["quanto"]
-    if module.endswith(".weight") and (last in ("absmax", "nested_absmax", "quant_map") or "quant_state" in name):
-        return METHODS["bitsandbytes"]
-    if last == "SCB":
-        return METHODS["bitsandbytes"]
+    if last == "_data" and module.endswith("._data"):
+        return "optimum-quanto with 2 or 4 bits"
     if last == "weight":
         return _of_weight(module, info, inventory)
     if last == "weight_packed" and "embed" in module.rpartition(".")[2]:
@@ -117,8 +112,6 @@ def _of_weight(module: str, info: TensorInfo, inventory: Mapping[str, TensorInfo
     def holds(suffix: str) -> bool:
         return f"{module}.{suffix}" in inventory
 
-    if info.dtype == "U32" and holds("scales"):
-        return METHODS["mlx"]
     if holds("weight_scale_inv") and not info.dtype.startswith("F8"):
         return f"scales of FP8 beside weights in {info.dtype}"
     if info.dtype in ("I8", "U8", *FLOAT8) and holds("weight_scale") and "embed" in module.rpartition(".")[2]:

@@ -79,7 +79,8 @@ def decode(name: str, spec: QuantSpec, written: Mapping[str, Tensor], device: to
     module = formats.load(own.format)
     names = {suffix: f"{name}.{suffix}" for suffix in module.SUFFIXES if f"{name}.{suffix}" in written}
     tensors = {suffix: written[full].to(device=device) for suffix, full in names.items()}
-    weight: QWeight = module.read(tensors, own, name)
+    weight = module.read(tensors, own, name)
+    assert isinstance(weight, QWeight), "what is written is never decoded to floats"
     return weight
 
 

@@ -46,6 +46,8 @@ def _scaled(codes: Tensor, weight: QWeight) -> Tensor:
     if weight.offsets is not None:
         values += weight.offsets.to(torch.float32).unsqueeze(-1)
     values = values.view(n, groups * group_size)[:, :k]
+    if weight.rounded is not None:
+        values = values.to(weight.rounded).to(torch.float32)
     if weight.perm is not None:
         natural = torch.empty_like(values)
         natural[:, weight.perm] = values

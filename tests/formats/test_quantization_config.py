@@ -26,11 +26,12 @@ def group(bits: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "Marlin"),
         ({"quant_method": "gptq_v2", "bits": 4, "checkpoint_format": "gptq"}, "gptq_v2"),
         ({"quant_method": "gptq_v2", "bits": 4, "checkpoint_format": None, "format": "gptq"}, "gptq_v2"),
-        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "Marlin"),
-        ({"quant_method": "awq", "bits": 4, "version": "marlin"}, "Marlin"),
+        (
+            {"quant_method": "awq", "bits": 4, "version": "marlin", "zero_point": True},
+            "Marlin with 4 bits, zero points",
+        ),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "bitblas"}, "BitBLAS"),
         ({"quant_method": "bitblas", "bits": 4}, "BitBLAS"),
         ({"quant_method": "exl2", "bits": 4.65}, "ExLlamaV2"),
@@ -307,23 +308,13 @@ def test_a_config_is_found_wherever_programs_write_it(config, tmp_path):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
         ({"quantization_config": {"quant_method": "deepseek_v4_fp8", "weight_block_size": [128, 128]}}, "FP4"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}}, "ModelOpt"),
         ({"quantization_config": {"quant_method": "quark"}}, "Quark"),
         ({"quantization_config": {"quant_method": "mxfp4"}, "model_type": "llama"}, "GPT-OSS only"),
-        ({"quantization": {"group_size": 64, "bits": 4}}, "MLX"),
-        ({"quantization_config": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}, "MLX"),
-        ({"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}}, "bitsandbytes"),
-        ({"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}, "bitsandbytes"),
-        ({"quantization_config": {"quant_config": {"weight_quant_params": {"nbits": 4}}}}, "HQQ"),
         ({"quantization_config": {"producer": {"name": "modelopt"}, "quantization": {}}}, "ModelOpt"),
         ({"quantization_config": {"global_quant_config": {"weight": {}}}}, "Quark"),
         ({"quantization_config": {"activation_scheme": "none", "weight_block_size": [128, 128]}}, "FP8"),
-        (
-            {"quantization": {"group_size": 64, "bits": 4}, "quantization_config": {"group_size": 64, "bits": 4}},
-            "MLX",
-        ),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -331,6 +322,24 @@ def test_formats_that_are_not_read_are_named(config, said, tmp_path):
     with pytest.raises(AiakqError, match=said) as caught:
         quantization_config.read_spec(tmp_path, config)
     assert caught.value.id == "format_unsupported"
+
+
+@pytest.mark.parametrize(
+    ("config", "format", "scheme"),
+    [
+        ({"quantization": {"group_size": 64, "bits": 4}}, "mlx", "w4a16"),
+        ({"quantization_config": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}, "mlx", "lut4a16"),
+        (dict.fromkeys(("quantization", "quantization_config"), {"group_size": 64, "bits": 4}), "mlx", "w4a16"),
+        ({"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}}, "bitsandbytes", "w8a16"),
+        ({"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 0.0}}, "bitsandbytes", "w8a8"),
+        ({"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}, "bitsandbytes", "lut4a16"),
+        ({"quantization_config": {"quant_config": {"weight_quant_params": {"nbits": 4}}}}, "hqq", "w4a16"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_configs_without_a_quant_method_are_recognized(config, format, scheme, tmp_path):
+    spec = quantization_config.read_spec(tmp_path, config)
+    assert spec is not None and (spec.format, spec.scheme) == (format, scheme)
 
 
 @pytest.mark.parametrize("name", ["gptq_v2", "GPTQ-v2"])

@@ -8,8 +8,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
+from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.kernels.ops.float8 import round_inputs
-from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.numerics.rounding import round_activations
 
@@ -51,11 +51,13 @@ def _is_plain(linear: nn.Linear) -> bool:
     return False
 
 
-def take_weight(linear: nn.Linear, weight: QWeight, device: torch.device) -> None:
+def take_weight(linear: nn.Linear, weight: QWeight | DecodedWeight, device: torch.device) -> None:
     """Replace the weight of ``linear`` by the dequantized ``weight``; inputs are quantized if the scheme does so."""
-    linear.weight = nn.Parameter(dequantize(weight).to(device), requires_grad=False)
+    linear.weight = nn.Parameter(as_floats(weight).to(device), requires_grad=False)
     if weight.bias is not None:
         linear.bias = nn.Parameter(weight.bias.to(device, torch.float32), requires_grad=False)
+    if isinstance(weight, DecodedWeight):
+        return
     if weight.scheme == "w8a8":
         scale = weight.input_scale
         linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0], scale), *args[1:]))

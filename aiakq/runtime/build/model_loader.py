@@ -82,7 +82,8 @@ def _describe(weights: CheckpointWeights | DummyWeights) -> dict[str, str]:
         facts["tensor parallel"] = weights.ops.describe()
     if weights.stage is not None:
         facts["layers"] = f"{len(weights.stage.layers)} of {weights.stage.num_layers}, and the others in other stages"
-    facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks])
+    decoded = weights.decoded_remarks if isinstance(weights, CheckpointWeights) else []
+    facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks, *decoded])
     if isinstance(weights, CheckpointWeights) and weights.checkpoint.beside_text:
         facts["model part"] = _text_part_only(weights.checkpoint.beside_text)
     if isinstance(weights, CheckpointWeights) and weights.left_out:

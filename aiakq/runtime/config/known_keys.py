@@ -16,7 +16,7 @@ from typing import Any
 from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import COUNT, OBJECT, SWITCH, malformed, read_value
-from aiakq.formats.quantization_config import CONFIG_KEYS
+from aiakq.formats.quantization_config import CONFIG_KEYS, MLX_KEY
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.family_keys import REQUIRED, Family
 
@@ -39,7 +39,7 @@ _MODEL_TYPES = {
 #: Read for every family: what it is, its weights, and lengths that only limit the context.
 _ALWAYS = frozenset(
     {
-        *("architectures", "model_type", "dtype", "torch_dtype", "aiakq", "seq_length", *CONFIG_KEYS),
+        *("architectures", "model_type", "dtype", "torch_dtype", "aiakq", "seq_length", *CONFIG_KEYS, MLX_KEY),
         *("num_labels", "problem_type", "classifier_from_token", "sentence_transformers"),
         *("is_matryoshka", "matryoshka_dimensions", "auto_map", "max_window_layers"),
         "max_position_embeddings",  # the context length, also where there are no positions

@@ -45,6 +45,9 @@ def replace_quantized(hf: Any, weights: CheckpointWeights) -> set[str]:
     for stored in sorted(left):
         name = (names.own(f"{stored}.weight") or stored).removesuffix(".weight")
         module = modules.get(name)
+        if isinstance(module, nn.Embedding):
+            replaced |= _replace_table(hf, name, module, weights.decoded_table(stored, *module.weight.shape))
+            continue
         if isinstance(module, Conv1D):
             n, k, bias = module.nf, module.nx, True
         elif isinstance(module, nn.Linear):
@@ -55,6 +58,20 @@ def replace_quantized(hf: Any, weights: CheckpointWeights) -> set[str]:
         hf.set_submodule(name, QuantizedModule(weights.linear(stored, n, k, bias=bias), n))
         replaced |= {f"{name}.weight", f"{name}.bias"}
     return replaced
+
+
+def _replace_table(hf: Any, name: str, module: nn.Embedding, table: Tensor) -> set[str]:
+    """Replace the weight of an embedding by ``table`` [V, D], and that of an output layer which is tied to it.
+
+    Returns the names of the parameters that are replaced.
+    """
+    head = hf.get_output_embeddings()
+    tied = head is not None and getattr(head, "weight", None) is module.weight
+    module.weight = nn.Parameter(table.to(module.weight.dtype), requires_grad=False)
+    if not tied:
+        return {f"{name}.weight"}
+    head.weight = module.weight
+    return {f"{name}.weight", *(f"{own}.weight" for own, each in hf.named_modules() if each is head)}
 
 
 def _separate(fused: FusedExperts, weights: CheckpointWeights) -> SeparateExperts:

@@ -62,7 +62,7 @@ def _integers(hf: Any, checkpoint: Checkpoint) -> list[Difference]:
 def _unused(info: Mapping[str, Any], checkpoint: Checkpoint) -> list[str]:
     """Return the tensors that transformers did not load, but those of quantized layers, which are replaced later."""
     quantized = formats.all_suffixes() if checkpoint.spec is not None else ()
-    return sorted(name for name in info["unexpected_keys"] if name.rpartition(".")[2] not in quantized)
+    return sorted(name for name in info["unexpected_keys"] if formats.split_name(name)[1] not in quantized)
 
 
 def _load(

@@ -126,6 +126,7 @@ def same_scheme(weight: QWeight, other: QWeight) -> bool:
     return (
         (weight.scheme, weight.code_type, weight.k, weight.group_size, weight.rotated, weight.rounding)
         == (other.scheme, other.code_type, other.k, other.group_size, other.rotated, other.rounding)
+        and weight.rounded == other.rounded
         and weight.scales.dtype == other.scales.dtype
         and (weight.zeros is None) == (other.zeros is None)
         and (weight.zeros is None or other.zeros is None or weight.zeros.dtype == other.zeros.dtype)

@@ -10,10 +10,10 @@ from torch import Tensor
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint, packed_bytes
+from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.parallel import Role
 from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.kernels.types import QWeight
@@ -41,6 +41,8 @@ class CheckpointWeights(LinearBuilder):
         self.checkpoint = checkpoint
         self.remarks: list[str] = []
         self._prepared = 0
+        #: Why weights were decoded at load -> their bytes as floats.
+        self._decoded: dict[str, int] = {}
 
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
@@ -53,7 +55,7 @@ class CheckpointWeights(LinearBuilder):
         """Return [N, K] in its stored dtype, or dequantized to the activation dtype. Raises ``tensor_mismatch``."""
         if self.checkpoint.locate_linear(name) is None:
             return self._stored(f"{name}.weight", n, k)
-        return dequantize(self._quantized(name, n, k), self.ops.dtype)
+        return as_floats(self._quantized(name, n, k), self.ops.dtype)
 
     def _stored(self, name: str, *shape: int) -> Tensor:
         """Return the tensor in its stored dtype. Raises ``tensor_mismatch``, and ``not_finite`` for vectors."""
@@ -92,16 +94,51 @@ class CheckpointWeights(LinearBuilder):
             return self.dense(weight, biases, len(parts), role=role)
         if all(source is not None for source in sources):
             weights = [self._quantized(name, n, k) for name, n in parts]
-            return self.quantized(weights if rows is None else [each.with_rows(rows) for each in weights], role)
+            quantized = [weight for weight in weights if isinstance(weight, QWeight)]
+            decoded = [weight for weight in weights if isinstance(weight, DecodedWeight)]
+            if not decoded:
+                return self.quantized(quantized if rows is None else [each.with_rows(rows) for each in quantized], role)
+            if not quantized:
+                return self._decoded_linear(decoded, role, rows)
         return self._separate(parts, k, bias, role)
+
+    def _decoded_linear(self, weights: Sequence[DecodedWeight], role: Role, rows: Tensor | None) -> LinearLayer:
+        """Return one layer of weights that were decoded to floats."""
+        values = joined_rows([self._as_dense(weight.values, weight.reason) for weight in weights])
+        stored = [weight.bias for weight in weights if weight.bias is not None]
+        biases = joined_rows(stored) if len(stored) == len(weights) else None
+        if rows is not None:
+            values, biases = values[rows], None if biases is None else biases[rows]
+        return self.dense(values, biases, len(weights), role=role)
+
+    def _as_dense(self, values: Tensor, reason: str) -> Tensor:
+        """Return ``values`` in the activation dtype, or in a smaller one of their own, and count their bytes."""
+        dtype = self.ops.dtype if values.dtype.itemsize > self.ops.dtype.itemsize else values.dtype
+        self._decoded[reason] = self._decoded.get(reason, 0) + values.numel() * dtype.itemsize
+        return values.to(device=self.ops.device, dtype=dtype)
+
+    @property
+    def decoded_remarks(self) -> list[str]:
+        """Return what was decoded to floats while the weights were read, why, and the memory that takes."""
+        return [
+            f"weights are decoded at load, to {size / 2**20:.{int(size < 10 * 2**20)}f} MiB of floats: {reason}"
+            for reason, size in self._decoded.items()
+        ]
 
     def embedding(
         self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
     ) -> tuple[EmbeddingLayer, LinearLayer | None]:
         """See Weights: bias [V]."""
-        return self.embedding_of(self._stored(name, vocab, width), tied, bias)
+        if self.checkpoint.locate_linear(name.removesuffix(".weight")) is None:
+            return self.embedding_of(self._stored(name, vocab, width), tied, bias)
+        return self.embedding_of(self.decoded_table(name.removesuffix(".weight"), vocab, width), tied, bias)
 
-    def _quantized(self, name: str, n: int, k: int) -> QWeight:
+    def decoded_table(self, name: str, vocab: int, width: int) -> Tensor:
+        """Return the table [V, D] of the quantized embedding ``name`` as floats. Raises ``tensor_mismatch``."""
+        table = as_floats(self._quantized(name, vocab, width), self.ops.dtype)
+        return self._as_dense(table, "embeddings are looked up in floats")
+
+    def _quantized(self, name: str, n: int, k: int) -> QWeight | DecodedWeight:
         source = self.checkpoint.locate_linear(name)
         assert source is not None, name
         weight = self.checkpoint.read_linear(source)
@@ -111,6 +148,11 @@ class CheckpointWeights(LinearBuilder):
                 path=self.checkpoint.path,
                 reason=f"{source} holds {weight.n} x {weight.k} weights, config.json says {n} x {k}",
             )
+        if isinstance(weight, QWeight) and weight.rounded is not None and self.ops.exact:
+            # Kernels do not round products of codes and scales.
+            values = as_floats(weight, weight.rounded if self.ops.dtype == torch.float32 else self.ops.dtype)
+            reason = f"their tool rounds them to {str(weight.rounded).removeprefix('torch.')}, and --cpu-math is exact"
+            weight = DecodedWeight(values, weight.bias, reason)
         if not self.remarks:
             remark = formats.remark(self.checkpoint.layout(source), weight, source)
             self.remarks += [remark] if remark else []
