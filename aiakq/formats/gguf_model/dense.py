@@ -238,7 +238,6 @@ def _head_norm(stored: Stored) -> tuple[int, ...]:
     return stored.shape if len(stored.shape) == 2 else (stored.shape[0],)
 
 
-_LAYER_NORM = {"epsilon": "layer_norm_eps"}
 _PARALLEL: Table = {"attn_norm": "input_layernorm", **PROJECTIONS, **MLP}
 
 DENSE: dict[str, GGUFFamily] = {
@@ -268,7 +267,7 @@ DENSE: dict[str, GGUFFamily] = {
         },
         {**OUTER, "output_norm": "model.final_layernorm"},
         phi2,
-        **_LAYER_NORM,
+        epsilon="layer_norm_eps",
     ),
     "phi3": GGUFFamily(
         "Phi3ForCausalLM",
@@ -301,9 +300,9 @@ DENSE: dict[str, GGUFFamily] = {
         },
         OUTER,
         cohere,
-        **_LAYER_NORM,
+        epsilon="layer_norm_eps",
     ),
-    "cohere2": GGUFFamily("Cohere2ForCausalLM", "cohere2", _PARALLEL, OUTER, cohere2, **_LAYER_NORM),
+    "cohere2": GGUFFamily("Cohere2ForCausalLM", "cohere2", _PARALLEL, OUTER, cohere2, epsilon="layer_norm_eps"),
     "olmo2": GGUFFamily(
         "Olmo2ForCausalLM", "olmo2", {**PROJECTIONS, **MLP, **HEAD_NORMS, **OUTPUT_NORMS}, OUTER, olmo2
     ),

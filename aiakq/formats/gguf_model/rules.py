@@ -6,7 +6,7 @@ checkpoint if it is stored as it is. Names in checkpoints are templates: ``{laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -196,7 +196,7 @@ class Shifted:
         yield f"{self.name}.{stored.suffix}", TensorSource((TensorPart(stored.name),), less_one)
 
 
-def less_one(parts: Any) -> Tensor:
+def less_one(parts: Sequence[Tensor]) -> Tensor:
     """Return the tensor minus 1, in float32."""
     return parts[0].float() - 1.0
 
@@ -276,6 +276,6 @@ class Combined:
         yield name, TensorSource(tuple(map(TensorPart, parts)), self.combine)
 
 
-def side_by_side(parts: Any) -> Tensor:
+def side_by_side(parts: Sequence[Tensor]) -> Tensor:
     """Return gate and up [E, F, K] as [E, 2F, K]."""
     return torch.cat(list(parts), dim=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -208,7 +208,7 @@ def deepseek2(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     return {**found, "topk_method": "group_limited_greedy" if found["n_group"] > 1 else "greedy"}
 
 
-def latent_rows(parts: Any) -> Tensor:
+def latent_rows(parts: Sequence[Tensor]) -> Tensor:
     """Return kv_b_proj [H * (N + V), R] from the matrices that absorb it: keys [H, R, N], transposed, and values
     [H, V, R].
     """
@@ -233,18 +233,18 @@ def gpt_oss(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def interleaved_columns(parts: Any) -> Tensor:
+def interleaved_columns(parts: Sequence[Tensor]) -> Tensor:
     """Return gate and up [E, F, K] as [E, K, 2F], with their outputs interleaved; biases [E, F] as [E, 2F]."""
     both = torch.stack(list(parts), dim=2).flatten(1, 2)
     return both.transpose(1, 2).contiguous() if both.dim() == 3 else both
 
 
-def columns(parts: Any) -> Tensor:
+def columns(parts: Sequence[Tensor]) -> Tensor:
     """Return gate and up [E, F, K] as [E, K, 2F]."""
     return side_by_side(parts).transpose(1, 2).contiguous()
 
 
-def transposed(parts: Any) -> Tensor:
+def transposed(parts: Sequence[Tensor]) -> Tensor:
     """Return [E, N, K] as [E, K, N]; biases [E, N] as they are."""
     return parts[0].transpose(1, 2).contiguous() if parts[0].dim() == 3 else parts[0]
 
