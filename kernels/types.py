@@ -32,7 +32,6 @@ SCHEME_BITS = {
 #: Schemes whose inputs are rounded before any kernel -> that of the kernel.
 WEIGHT_ONLY = {"lut4a8": "lut4a16", "lut4a4": "lut4a16"}
 
-
 #: 8-bit dtypes of the KV cache, with one scale per token and head, and the value to which the largest element of a head
 #: is scaled. e5m2 has exponent range to spare: its scales are near 1, so that products fit into float16.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 16.0}

@@ -40,8 +40,8 @@ _E8M0 = (torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8))
 
 
 @dataclass(frozen=True)
-class TensorNames:
-    """TensorNames of the tensors; ``reciprocal``: whether scales are divided by ``unit`` and ``input_unit``."""
+class Float4Names:
+    """Float4Names of the tensors; ``reciprocal``: whether scales are divided by ``unit`` and ``input_unit``."""
 
     codes: str
     unit: str
@@ -54,17 +54,17 @@ class TensorNames:
         return self.codes, self.scales, self.unit, self.input_unit, "bias"
 
 
-COMPRESSED_TENSORS = TensorNames("weight_packed", "weight_global_scale", "input_global_scale", reciprocal=True)
-MODELOPT = TensorNames("weight", "weight_scale_2", "input_scale", reciprocal=False)
+COMPRESSED_TENSORS = Float4Names("weight_packed", "weight_global_scale", "input_global_scale", reciprocal=True)
+MODELOPT = Float4Names("weight", "weight_scale_2", "input_scale", reciprocal=False)
 
 
-def holds_codes(headers: Headers, names: TensorNames) -> bool:
+def holds_codes(headers: Headers, names: Float4Names) -> bool:
     """Whether a module with these tensors is a linear with 4-bit floats, complete or damaged."""
     scaled = names.scales in headers or names.unit in headers
     return matrix(headers, names.codes, "U8") is not None and scaled
 
 
-def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int, names: TensorNames) -> Shapes:
+def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int, names: Float4Names) -> Shapes:
     """Return suffix -> shape of a linear of N x K."""
     shapes: Shapes = {names.codes: (n, -(-k // 2)), names.scales: (n, expected_groups(spec, k))}
     for suffix, is_needed in ((names.unit, spec.scale_type == "e4m3"), (names.input_unit, spec.static_input)):
@@ -74,7 +74,7 @@ def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int, names: Tens
     return shapes
 
 
-def dimensions(headers: Headers, spec: QuantSpec, names: TensorNames) -> Dimensions:
+def dimensions(headers: Headers, spec: QuantSpec, names: Float4Names) -> Dimensions:
     """Return N, K, bits and groups. Raises KeyError or ValueError for other headers."""
     n, half = headers[names.codes].shape
     rows, groups = headers[names.scales].shape
@@ -86,7 +86,7 @@ def dimensions(headers: Headers, spec: QuantSpec, names: TensorNames) -> Dimensi
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str, names: TensorNames) -> QWeight:
+def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str, names: Float4Names) -> QWeight:
     """Read one linear: codes [N, K] uint8 below 16, scales [N, ceil(K / G)] float32, bfloat16 for powers of two.
 
     Raises ``tensor_mismatch``, ``not_finite``, and ``format_unsupported`` if the config says that codes are not e2m1.
@@ -147,7 +147,7 @@ def _unit(tensors: Mapping[str, Tensor], suffix: str, name: str) -> Tensor:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype, names: TensorNames) -> dict[str, Tensor]:
+def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype, names: Float4Names) -> dict[str, Tensor]:
     """Return the tensors of one linear: the inverse of ``read``. The bias is in ``dtype``.
 
     Raises ``tensor_mismatch`` for a weight whose codes are not e2m1, or whose scales are not those of ``spec``.
