@@ -28,6 +28,7 @@ from aiakq.terminal.bench import bench
 from aiakq.terminal.chat_command import chat
 from aiakq.terminal.checkpoint_commands import collect_env, evaluate, inspect
 from aiakq.terminal.completion import completion, words_with_options
+from aiakq.terminal.convert_command import convert
 from aiakq.terminal.help import Command, Group, PlainCommand
 from aiakq.terminal.options import add_options, has_table, parser_words
 from aiakq.terminal.quantize_command import quantize
@@ -62,7 +63,7 @@ def _app(
 
 
 app.command(cls=Command)(quantize)
-
+app.command(cls=Command)(convert)
 
 app.command(cls=Command)(serve)
 app.command(cls=Command)(chat)

@@ -200,7 +200,7 @@ QUANTIZE_ERRORS = {
         "Writing '{path}' failed: {reason}.", "Nothing was left behind; remove the cause and repeat.", RESOURCES
     ),
     "source_changed": ErrorKind(
-        "The model '{path}' changed while it was quantized: {files}.",
+        "The model '{path}' changed while it was read: {files}.",
         "Nothing was published; repeat when nothing else writes to that folder.",
         CONFLICT,
     ),
@@ -218,6 +218,11 @@ QUANTIZE_ERRORS = {
         "The model '{path}' is already quantized ({found}).",
         "Quantize from the original 16- or 32-bit checkpoint: a second rounding only adds error.",
     ),
+    "not_quantized": ErrorKind(
+        "The model '{path}' is not quantized.",
+        "aiakq convert changes the format of quantized models; quantize this one with aiakq quantize.",
+    ),
+    "conversion_inexact": ErrorKind("{layer} cannot be written as {to} as it is: {reason}.", "{hint}", USAGE),
     "group_size": ErrorKind(
         "A group of {group_size} does not divide the {k} inputs of {layer}.",
         "Group sizes that work for every layer of this model: {choices}.",
