@@ -67,17 +67,16 @@ def expressed(weight: QWeight, layer: LayerSpec, abilities: Abilities) -> QWeigh
 
 def _with_zeros(weight: QWeight) -> QWeight:
     """Return the weight with whole zero points in place of offsets and of zero points that are floats."""
-    zeros = weight.zeros
+    zeros, what = weight.zeros, "zero points are not codes"
     if weight.offsets is not None:
         scales = weight.scales.to(torch.float32)
         zeros = -weight.offsets.to(torch.float32) / torch.where(scales == 0, torch.ones_like(scales), scales)
-        if not torch.equal(-zeros * scales, weight.offsets.to(torch.float32)):
-            raise Inexact("its offsets are not multiples of its scales")
+        what = "offsets are not whole numbers of steps"
     if zeros is None or zeros.dtype == torch.uint8:
         return weight
     whole = zeros.to(torch.float32).round()
     if not torch.equal(whole, zeros.to(torch.float32)) or bool(((whole < 0) | (whole >= 1 << weight.bits)).any()):
-        raise Inexact("its zero points are not codes")
+        raise Inexact(f"its {what}")
     return replace(weight, zeros=whole.to(torch.uint8), offsets=None)
 
 

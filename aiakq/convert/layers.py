@@ -66,6 +66,11 @@ class ToFormat:
             tensors["bias"] = weight.bias
         back = module.read(tensors, spec, name)
         found = error_of(back, weight)
+        if weight.offsets is not None and not change and not found.is_zero:
+            # (q - z) s and q s + o need not round alike.
+            if not self.lossy:
+                raise plans.inexact(name, plan.name, "its offsets round otherwise than zero points do")
+            change = "offsets became zero points"
         if not change and not (found.is_zero and _computes_alike(back, weight)):
             raise error("not_as_written", layer=name)
         return tensors, _entry(name, weight, self.before[name], spec.describe(), found, change)

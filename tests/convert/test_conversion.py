@@ -159,6 +159,7 @@ def test_config_files_and_notes(tmp_path: Path) -> None:
     (source / "modeling_x.py").write_text("x = 1\n")
     (source / "tokenizer.json").write_text("{}")
     (source / "quant_config.json").write_text("{}")
+    (source / "aiakq_manifest.json").write_text('{"files": {}}')
     convert(source, tmp_path / "out", "gptq_v2")
     new = json.loads((tmp_path / "out" / "config.json").read_text())
     assert new["quantization_config"]["quant_method"] == "gptq"

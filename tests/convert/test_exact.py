@@ -84,7 +84,7 @@ def test_whole_offsets_become_zero_points() -> None:
     found = expressed(given, LayerSpec(4, 32, symmetric=False), Abilities())
     assert found.offsets is None and torch.equal(found.zeros, zeros.zeros)
     assert same(found, zeros)
-    with pytest.raises(Inexact, match="multiples"):
+    with pytest.raises(Inexact, match="offsets are not whole"):
         expressed(replace(given, offsets=offsets + 0.01), LayerSpec(4, 32, symmetric=False), Abilities())
     halves = replace(zeros, zeros=zeros.zeros.float() + 0.5)
     with pytest.raises(Inexact, match="zero points are not codes"):
