@@ -112,7 +112,7 @@ class _Conversion:
             self._write_files(writer)
             self._check_output(writer)
             report.output = str(writer.output)
-            report.bytes_before = sum(info.nbytes for info in checkpoint.inventory.values())
+            report.bytes_before = checkpoint.nbytes
             report.bytes_after = writer.total_bytes
             report.record_cost(started)
             writer.add_text("README.md", card(report, checkpoint.path))
@@ -178,7 +178,7 @@ class _Conversion:
         if self.plan is not None:
             return ToFormat(self.plan, before, self.arguments.lossy)
         assert self.dtype is not None
-        return ToFloats(self.dtype, before, str(self.checkpoint.config.get("model_type")))
+        return ToFloats(self.dtype, before, self.checkpoint.config)
 
     def _write_files(self, writer: CheckpointWriter) -> None:
         """Write the config and copy the other files; complete the report."""

@@ -12,10 +12,10 @@ import aiakq
 from aiakq import formats
 from aiakq.convert.report import ConversionReport
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.dequantized import SOURCE_KEY, config_without_quantization, source_record
 from aiakq.formats.folded_scales import FILE as FOLDED_SCALES
 from aiakq.formats.folded_scales import records_scales
 from aiakq.formats.model_folder import VERBATIM_FILES, module_files, template_files, vocabulary_files
-from aiakq.formats.quantization_config import CONFIG_KEYS
 from aiakq.html_report.numbers import percent
 from aiakq.quantizers.prepared import DTYPE_WORDS
 from aiakq.quantizers.report.card import inherited_entries
@@ -23,7 +23,7 @@ from aiakq.quantizers.run_report import PAGE_FILE, REPORT_FILE
 from aiakq.spec import QuantSpec
 
 CONVERSION_FILE = "aiakq_conversion.json"
-#: Parts of a multimodal config that may have a quantization_config of their own.
+#: Parts of a multimodal config that may have a dtype of their own.
 _PARTS = ("text_config", "llm_config")
 
 
@@ -32,28 +32,16 @@ def config_json(checkpoint: Checkpoint, to: QuantSpec | torch.dtype) -> dict[str
 
     Under ``aiakq`` it says from which format it was converted, and keeps what the source's says there.
     """
-    source = checkpoint.spec
-    assert source is not None, "only quantized checkpoints are converted"
-    config = _without_quantization(checkpoint.config)
+    config, record = config_without_quantization(checkpoint.config), source_record(checkpoint)
     own = config.get("aiakq")
-    own = dict(own) if isinstance(own, Mapping) else {}
-    method = own.pop("method", source.method if formats.records_method(source.format) else None)
-    own |= {"version": aiakq.__version__, "converted": {"format": source.format, "scheme": source.describe()}}
+    own = {key: value for key, value in own.items() if key != "method"} if isinstance(own, Mapping) else {}
+    own |= {"version": aiakq.__version__, SOURCE_KEY: record}
     if isinstance(to, torch.dtype):
-        own["converted"] |= {} if method is None else {"method": method}
         _set_dtype(config, DTYPE_WORDS[to])
     else:
-        own |= {} if method is None else {"method": method}
+        own |= {"method": record["method"]} if "method" in record else {}
         config["quantization_config"] = formats.load(to.format).to_config(to)
     return {**config, "aiakq": own}
-
-
-def _without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in config.items() if key not in CONFIG_KEYS}
-    for part in _PARTS:
-        if isinstance(kept.get(part), Mapping):
-            kept[part] = {key: value for key, value in kept[part].items() if key not in CONFIG_KEYS}
-    return kept
 
 
 def _set_dtype(config: dict[str, Any], word: str) -> None:

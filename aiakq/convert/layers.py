@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -11,14 +12,13 @@ from torch import Tensor
 from aiakq import formats
 from aiakq.convert import plan as plans
 from aiakq.convert.exact import Inexact, expressed
-from aiakq.convert.lossy import Error, dense_weight, error_of, rounded
+from aiakq.convert.lossy import Error, error_of, rounded
 from aiakq.convert.report import LayerConversion
 from aiakq.errors import error
+from aiakq.formats.dequantized import dense_weight, is_transposed
 from aiakq.kernels.types import QWeight
 from aiakq.spec import LayerSpec
 
-#: Model types whose linear layers are stored as [K, N], and the last parts of these layers' names.
-_TRANSPOSED = {"gpt2": ("c_attn", "q_attn", "c_proj", "c_fc"), "openai-gpt": ("c_attn", "c_proj", "c_fc")}
 _NO_ROUNDING = "activations are no longer rounded"
 
 
@@ -92,13 +92,13 @@ class ToFormat:
 class ToFloats:
     """Dequantizes linears to ``dtype``.
 
-    before      linear -> how it is stored, in a phrase.
-    model_type  that of config.json, which says whether layers are stored as [K, N].
+    before  linear -> how it is stored, in a phrase.
+    config  config.json, which says whether layers are stored as [K, N].
     """
 
     dtype: torch.dtype
     before: dict[str, str]
-    model_type: str
+    config: Mapping[str, object]
 
     def convert(self, name: str, weight: QWeight) -> tuple[dict[str, Tensor], LayerConversion]:
         """See LayerConverter."""
@@ -106,7 +106,7 @@ class ToFloats:
         change = _NO_ROUNDING if weight.scheme.endswith("a8") else ""
         word = str(self.dtype).removeprefix("torch.")
         entry = _entry(name, weight, self.before[name], word, error_of(dense, weight), change)
-        if name.rpartition(".")[2] in _TRANSPOSED.get(self.model_type, ()):
+        if is_transposed(self.config, name):
             dense = dense.T.contiguous()
         bias = {} if weight.bias is None else {"bias": self.plain(f"{name}.bias", weight.bias)}
         return {"weight": dense, **bias}, entry

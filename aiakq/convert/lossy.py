@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from aiakq.convert.exact import Abilities, Inexact, expressed
+from aiakq.formats.dequantized import some_rows
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
-from aiakq.rounding.integers import rows_at_once
 from aiakq.rounding.ranges import round_near, round_searched
 from aiakq.spec import LayerSpec
 
@@ -82,7 +81,7 @@ class Error:
 def error_of(written: QWeight | Tensor, weight: QWeight) -> Error:
     """Return how far a written weight, quantized or a tensor [N, K] of floats, is from ``weight``, in float32."""
     difference = norm = largest = 0.0
-    for rows in _rows(weight):
+    for rows in some_rows(weight):
         wanted = dequantize(weight.with_rows(rows))
         if isinstance(written, QWeight):
             found = dequantize(written.with_rows(rows))
@@ -96,17 +95,3 @@ def error_of(written: QWeight | Tensor, weight: QWeight) -> Error:
         norm += float(wanted.double().square().sum())
         largest = max(largest, float(gap.abs().max()))
     return Error((difference / norm) ** 0.5 if norm else 0.0, largest)
-
-
-def dense_weight(weight: QWeight, dtype: torch.dtype) -> Tensor:
-    """Return the dequantized weight [N, K] in ``dtype``, computed in float32 with little memory besides."""
-    result = torch.empty(weight.n, weight.k, dtype=dtype)
-    for rows in _rows(weight):
-        result[rows] = dequantize(weight.with_rows(rows)).to(dtype)
-    return result
-
-
-def _rows(weight: QWeight) -> Iterator[Tensor]:
-    """Yield the rows [M] int64 of ``weight``, as many at a time as a core's cache holds."""
-    rows: Iterator[Tensor] = iter(torch.arange(weight.n).split(16 * rows_at_once(weight.codes)))
-    return rows

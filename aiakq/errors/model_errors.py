@@ -214,9 +214,9 @@ QUANTIZE_ERRORS = {
         "Free space, or choose a folder on another disk.",
         RESOURCES,
     ),
-    "already_quantized": ErrorKind(
-        "The model '{path}' is already quantized ({found}).",
-        "Quantize from the original 16- or 32-bit checkpoint: a second rounding only adds error.",
+    "weights_unknown": ErrorKind(
+        "The weights of the model '{path}' are integers, and its config does not say what they mean.",
+        "Add the quantization_config to its config.json, or quantize the original model.",
     ),
     "not_quantized": ErrorKind(
         "The model '{path}' is not quantized.",

@@ -271,6 +271,11 @@ class Checkpoint:
         """Return the recorded files that were written, replaced, added or removed since."""
         return [file for file, known in self._identities.items() if file_identity(self.path / file) != known]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as they are stored."""
+        return sum(info.nbytes for info in self.inventory.values())
+
     def names(self, prefix: str) -> Iterator[str]:
         """Return the tensors whose name starts with ``prefix``."""
         return (name for name in self.inventory if name.startswith(prefix))

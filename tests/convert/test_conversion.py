@@ -164,7 +164,7 @@ def test_config_files_and_notes(tmp_path: Path) -> None:
     new = json.loads((tmp_path / "out" / "config.json").read_text())
     assert new["quantization_config"]["quant_method"] == "gptq"
     assert new["aiakq"]["method"] == "awq" and new["aiakq"]["rotation"] == "hadamard"
-    assert new["aiakq"]["converted"] == {"format": "awq", "scheme": "w4a16 g64 asym"}
+    assert new["aiakq"]["source"] == {"format": "awq", "scheme": "w4a16 g64 asym", "method": "awq"}
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"aiakq_report.json", "modeling_x.py", "tokenizer.json", "quantize_config.json"} <= names
     assert "quant_config.json" not in names

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.formats import quantization_names, records_method
+from aiakq.formats.dequantized import SCALING_METHODS, has_scaled_inputs
 from aiakq.formats.folded_scales import records_scales
 from aiakq.formats.model_folder import ROTATION_KEY
 from aiakq.formats.quantization_config import container_of, read, read_spec, stored_config
@@ -16,8 +17,6 @@ from aiakq.registry import Registry
 from aiakq.spec import QuantSpec, canonical_method
 
 _INT4 = {"awq", "gptq"}
-#: Methods that fold scales into the layers before the quantized ones.
-_SCALING = ("awq", "smooth_quant")
 _UNQUANTIZED = "unquantized weights"
 #: Names of all methods, including plugins', to distinguish an unknown method from one that does not match.
 _METHODS: Registry[object] = Registry(
@@ -75,11 +74,12 @@ def check_scales(spec: QuantSpec | None, raw: Mapping[str, object]) -> None:
     """Refuse a model whose layers have scaled inputs, unless its config.json ``raw`` says that its files record the
     scales: LoRA adapters of the original model would be applied to other inputs. Raises ``option_conflict``.
     """
-    if spec is not None and spec.method in _SCALING and not records_scales(raw):
+    scaled = (spec is not None and spec.method in SCALING_METHODS) or has_scaled_inputs(raw)
+    if scaled and not records_scales(raw):
         raise error(
             "option_conflict",
             option="--enable-lora",
-            other=f"a model quantized by {spec.method}",
+            other=f"a model quantized by {spec.method if spec and spec.method in SCALING_METHODS else 'awq'}",
             reason="its layers have scaled inputs, and its files do not say by what",
             hint="Quantize the original model with aiakq quantize, which records it; or merge the adapter: --lora.",
         )
