@@ -159,10 +159,8 @@ FOLDER_ERRORS = {
         USAGE,
     ),
     "rounding_at_load": ErrorKind(
-        "--quantization {wanted} means quantized weights, but those of the checkpoint are not quantized, and none are "
-        "rounded while they are loaded.",
-        "Quantize once, which also measures the error: aiakq quantize -i MODEL -o DIR -quant_type {method}, then serve "
-        "DIR.",
+        "--quantization {wanted} rounds the weights of a model, and these are of something else, which stays as it is.",
+        "Leave it out.",
         USAGE,
     ),
     "remote_code": ErrorKind(

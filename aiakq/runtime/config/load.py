@@ -22,10 +22,12 @@ class LoadConfig(LoadArguments):
 
     path    the local model folder.
     mapped  whether safetensors files are memory-mapped, see ``Checkpoint``.
+    rounds  whether 16-bit weights are rounded while they are loaded (--quantization).
     """
 
     path: Path
     mapped: bool = True
+    rounds: bool = False
 
     @staticmethod
     def from_args(args: EngineArguments) -> LoadConfig:
