@@ -39,7 +39,10 @@ GOOD = ["quantize", "-i", "in", "-o", "out", "-quant_type", "awq"]
         (["bench", "serve", "--base-url", "localhost:80"], "Write it like http://127.0.0.1:8000."),
         (["quantise"], "There is no command 'quantise'. Did you mean quantize?"),
         (["bench", "latncy"], "There is no command 'bench latncy'. Did you mean latency?"),
-        (["frobnicate"], "There are quantize, serve, chat, eval, inspect, translate, collect-env, completion, bench."),
+        (
+            ["frobnicate"],
+            "There are quantize, convert, serve, chat, eval, inspect, translate, collect-env, completion, bench.",
+        ),
         (["quantize"], "-i or --input is missing. Example: aiakq quantize -i MODEL -o DIR -quant_type awq."),
         (["quantize", "-i", "in"], "-o or --output is missing."),
         (["quantize", "-i", "in", "-o", "out"], "-quant_type or --quant-type is missing."),
