@@ -26,9 +26,8 @@ from aiakq.system.threads import limit_threads, spin_briefly
 from aiakq.terminal import console
 from aiakq.terminal.bench import bench
 from aiakq.terminal.chat_command import chat
-from aiakq.terminal.checkpoint_commands import collect_env, evaluate, inspect
+from aiakq.terminal.checkpoint_commands import collect_env, convert, evaluate, inspect
 from aiakq.terminal.completion import completion, words_with_options
-from aiakq.terminal.convert_command import convert
 from aiakq.terminal.help import Command, Group, PlainCommand
 from aiakq.terminal.options import add_options, has_table, parser_words
 from aiakq.terminal.quantize_command import quantize

@@ -23,10 +23,9 @@ from aiakq.arguments.bench import (
     ThroughputArguments,
 )
 from aiakq.arguments.chat import ChatArguments
-from aiakq.arguments.checkpoint import EvalArguments, InspectArguments
+from aiakq.arguments.checkpoint import ConvertArguments, EvalArguments, InspectArguments
 from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArguments
 from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
-from aiakq.arguments.convert import ConvertArguments
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.quantize import QuantizeArguments
 from aiakq.arguments.server import ARGUMENTS, RENAMED, Renamed

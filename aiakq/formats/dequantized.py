@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.folded_scales import KEY as FOLDED_SCALES_KEY
+from aiakq.formats.model_folder import SOURCE_KEY
 from aiakq.formats.quantization_config import CONFIG_KEYS
 from aiakq.formats.safetensors_file import DTYPE_NAMES, TensorInfo
 from aiakq.kernels.ops.linear_reference import dequantize
@@ -23,14 +24,10 @@ from aiakq.kernels.types import QWeight
 from aiakq.rounding.integers import rows_at_once
 from aiakq.spec import QuantSpec
 
-#: Where config.json says, under ``aiakq``, what a checkpoint was made from that was quantized already.
-SOURCE_KEY = "source"
 #: Parts of a multimodal config that may have a quantization_config of their own.
 _PARTS = ("text_config", "llm_config")
 #: Model types whose linear layers are stored as [K, N], and the last parts of these layers' names.
 _TRANSPOSED = {"gpt2": ("c_attn", "q_attn", "c_proj", "c_fc"), "openai-gpt": ("c_attn", "c_proj", "c_fc")}
-#: Methods that scale the inputs of layers.
-SCALING_METHODS = ("awq", "smooth_quant")
 
 
 def some_rows(weight: QWeight) -> Iterator[Tensor]:
@@ -72,18 +69,14 @@ def config_without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def has_scaled_inputs(config: Mapping[str, object]) -> bool:
-    """Whether config.json says that the model was made from one whose layers had scaled inputs."""
-    own = config.get("aiakq")
-    source = own.get(SOURCE_KEY) if isinstance(own, Mapping) else None
-    return isinstance(own, Mapping) and (
-        FOLDED_SCALES_KEY in own or (isinstance(source, Mapping) and source.get("method") in SCALING_METHODS)
-    )
-
-
 def dequantized(checkpoint: Checkpoint, dtype: torch.dtype) -> Checkpoint:
     """Return ``checkpoint`` with the quantized linears as floats of ``dtype``; itself if there are none."""
     return checkpoint if checkpoint.spec is None else DequantizedCheckpoint(checkpoint, dtype)
+
+
+def open_dequantized(path: str | Path, dtype: torch.dtype) -> Checkpoint:
+    """Return the checkpoint in the folder ``path`` as ``dequantized`` does. Raises what ``Checkpoint.open`` raises."""
+    return dequantized(Checkpoint.open(path), dtype)
 
 
 class DequantizedCheckpoint(Checkpoint):

@@ -13,7 +13,6 @@ import aiakq
 from aiakq.arguments.quantize import DTYPES
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.dequantized import dequantized
 from aiakq.formats.output_folder import check_output
 from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer
 from aiakq.quantizers.model.outer_layers import head_name
@@ -27,8 +26,8 @@ from aiakq.quantizers.source_inventory import (
     check_checkpoint,
     check_lora,
     check_source,
+    dequantized_source,
     is_native,
-    source_remarks,
 )
 from aiakq.runtime.device_memory import free_memory
 
@@ -55,8 +54,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
             hint="Use --device cpu; several GPUs share the calibration without workers: --device cuda:0,cuda:1.",
         )
     storage = _storage(options, checkpoint)
-    remarks = source_remarks(checkpoint, storage)
-    checkpoint = dequantized(checkpoint, storage)
+    checkpoint, remarks = dequantized_source(checkpoint, storage)
     model = SourceModel(checkpoint, storage, device, options.trust_remote_code, others=tuple(others))
     model.merge(options.lora)
     config = model.config

@@ -14,12 +14,13 @@ import aiakq
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.dequantized import SOURCE_KEY, has_scaled_inputs
 from aiakq.formats.model_folder import (
     FOLDED_SCALES,
     FOLDED_SCALES_KEY,
     ROTATION_KEY,
+    SOURCE_KEY,
     VERBATIM_FILES,
+    has_scaled_inputs,
     module_files,
     some_of,
     template_files,

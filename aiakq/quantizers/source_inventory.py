@@ -10,10 +10,10 @@ import torch
 from aiakq.errors import AiakqError, error
 from aiakq.formats import separate_head
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.dequantized import SCALING_METHODS, has_scaled_inputs
+from aiakq.formats.dequantized import dequantized
 from aiakq.formats.inventory import FLOATS
 from aiakq.formats.left_out import describe
-from aiakq.formats.model_folder import ROTATION_KEY
+from aiakq.formats.model_folder import ROTATION_KEY, SCALING_METHODS, has_scaled_inputs
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.runtime.config.hf_config import check_generation_config
@@ -52,11 +52,11 @@ def check_lora(options: QuantizeOptions, checkpoint: Checkpoint) -> None:
         )
 
 
-def source_remarks(checkpoint: Checkpoint, storage: torch.dtype) -> list[str]:
-    """Return notes for the report on a source that is quantized already; none for others."""
+def dequantized_source(checkpoint: Checkpoint, storage: torch.dtype) -> tuple[Checkpoint, list[str]]:
+    """Return the source with its weights as floats of ``storage``, and notes for the report if it is quantized."""
     spec = checkpoint.spec
     if spec is None:
-        return []
+        return checkpoint, []
     word = str(storage).removeprefix("torch.")
     notes = [
         f"The source is quantized already ({spec.method}, {spec.format} format, {spec.describe()}): its weights were "
@@ -64,7 +64,7 @@ def source_remarks(checkpoint: Checkpoint, storage: torch.dtype) -> list[str]:
     ]
     if spec.activation_bits:
         notes.append("The source rounds activations to 8 bits; its dequantized weights were calibrated without that.")
-    return notes
+    return dequantized(checkpoint, storage), notes
 
 
 def check_source(model: SourceModel) -> list[str]:

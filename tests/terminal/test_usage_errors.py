@@ -150,7 +150,7 @@ def test_a_remedy_of_another_command_says_which(tmp_path, capsys) -> None:
 
 def test_a_remedy_of_the_same_command_or_of_a_named_one_stays_as_it_is() -> None:
     text = "Leave it out with --ignore-patterns, not --group-size."
-    assert options_of_others(text, "serve") == "(--group-size is an option of aiakq quantize.)"
+    assert options_of_others(text, "serve") == "(--group-size is an option of aiakq quantize and convert.)"
     assert options_of_others("Start the server with --chat-template FILE.", "quantize") == ""
     assert options_of_others("Repeat it with aiakq quantize -i MODEL --calibration DATA.", "eval") == ""
     assert options_of_others("Repeat it with --debug, and a path/--revision.", "quantize") == ""

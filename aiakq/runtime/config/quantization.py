@@ -9,9 +9,8 @@ from typing import Any
 
 from aiakq.errors import error
 from aiakq.formats import quantization_names, records_method
-from aiakq.formats.dequantized import SCALING_METHODS, has_scaled_inputs
 from aiakq.formats.folded_scales import records_scales
-from aiakq.formats.model_folder import ROTATION_KEY
+from aiakq.formats.model_folder import ROTATION_KEY, SCALING_METHODS, has_scaled_inputs
 from aiakq.formats.quantization_config import container_of, read, read_spec, stored_config
 from aiakq.registry import Registry
 from aiakq.spec import Float8, QuantSpec, canonical_method

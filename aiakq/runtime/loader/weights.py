@@ -13,7 +13,6 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.parallel import Role
 from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.kernels.types import QWeight
@@ -56,7 +55,7 @@ class CheckpointWeights(LinearBuilder):
         """Return [N, K] in its stored dtype, or dequantized to the activation dtype. Raises ``tensor_mismatch``."""
         if not self._is_quantized(name):
             return self._stored(f"{name}.weight", n, k)
-        return dequantize(self._quantized(name, n, k), self.ops.dtype)
+        return self.dequantized(self._quantized(name, n, k))
 
     def _stored(self, name: str, *shape: int) -> Tensor:
         """Return the tensor in its stored dtype. Raises ``tensor_mismatch``, and ``not_finite`` for vectors."""

@@ -68,7 +68,7 @@ def test_int4_is_round_to_nearest_with_searched_ranges(tiny_model: Callable[...,
 def test_fp8_is_near_the_original(tiny_model: Callable[..., Path]) -> None:
     source = tiny_model("LlamaForCausalLM")
     wanted, found = logits(source), logits(source, quantization="fp8")
-    assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.1
+    assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.2
 
 
 @pytest.mark.parametrize(
