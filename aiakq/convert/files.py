@@ -13,9 +13,15 @@ from aiakq import formats
 from aiakq.convert.report import ConversionReport
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.dequantized import config_without_quantization, source_record
-from aiakq.formats.folded_scales import FILE as FOLDED_SCALES
 from aiakq.formats.folded_scales import records_scales
-from aiakq.formats.model_folder import SOURCE_KEY, VERBATIM_FILES, module_files, template_files, vocabulary_files
+from aiakq.formats.model_folder import (
+    FOLDED_SCALES,
+    SOURCE_KEY,
+    VERBATIM_FILES,
+    module_files,
+    template_files,
+    vocabulary_files,
+)
 from aiakq.html_report.numbers import percent
 from aiakq.quantizers.prepared import DTYPE_WORDS
 from aiakq.quantizers.report.card import inherited_entries

@@ -97,12 +97,12 @@ class DequantizedCheckpoint(Checkpoint):
         for prefix in quantized.quantized_linears():
             packed |= dict.fromkeys(quantized.linear_tensors(prefix).values(), prefix)
         for name, info in quantized.inventory.items():
-            prefix = packed.get(name)
-            if prefix is None or name == f"{prefix}.bias":
+            linear = packed.get(name)
+            if linear is None or name == f"{linear}.bias":
                 self.inventory[name] = info
-            elif f"{prefix}.weight" not in self._weights:
-                self._weights[f"{prefix}.weight"] = prefix
-                self.inventory[f"{prefix}.weight"] = self._info(prefix, info)
+            elif f"{linear}.weight" not in self._weights:
+                self._weights[f"{linear}.weight"] = linear
+                self.inventory[f"{linear}.weight"] = self._info(linear, info)
 
     def _info(self, prefix: str, info: TensorInfo) -> TensorInfo:
         found, _ = self.quantized.dimensions(prefix)
