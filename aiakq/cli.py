@@ -26,7 +26,7 @@ from aiakq.system.threads import limit_threads, spin_briefly
 from aiakq.terminal import console
 from aiakq.terminal.bench import bench
 from aiakq.terminal.chat_command import chat
-from aiakq.terminal.checkpoint_commands import collect_env, evaluate, inspect
+from aiakq.terminal.checkpoint_commands import collect_env, convert, evaluate, inspect
 from aiakq.terminal.completion import completion, words_with_options
 from aiakq.terminal.help import Command, Group, PlainCommand
 from aiakq.terminal.options import add_options, has_table, parser_words
@@ -62,7 +62,7 @@ def _app(
 
 
 app.command(cls=Command)(quantize)
-
+app.command(cls=Command)(convert)
 
 app.command(cls=Command)(serve)
 app.command(cls=Command)(chat)

@@ -19,6 +19,7 @@ PAGE = ROOT / "docs" / "aiakq.1"
 #: The commands, in the order in which pages list them.
 COMMAND_NAMES = (
     "quantize",
+    "convert",
     "serve",
     "chat",
     "bench",

@@ -17,7 +17,7 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.model_folder import MANIFEST
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.numerics.rounding import round_weight
+from aiakq.rounding.integers import round_weight
 from aiakq.spec import QuantSpec
 
 

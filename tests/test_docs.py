@@ -57,6 +57,7 @@ def test_commands_in_the_readme_exist():
     commands = set(re.findall(r"^(?:\$ )?aiakq ([\w-]+)", text, re.MULTILINE))
     assert commands <= {
         "quantize",
+        "convert",
         "serve",
         "chat",
         "bench",

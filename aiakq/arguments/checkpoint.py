@@ -1,4 +1,4 @@
-"""Options of ``aiakq eval`` and ``aiakq inspect``. Standard library only."""
+"""Options of ``aiakq eval``, ``aiakq inspect`` and ``aiakq convert``. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from aiakq.arguments.argument import argument
 from aiakq.arguments.common import device_argument, revision_argument
+from aiakq.arguments.convert import ConvertArguments as ConvertArguments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from aiakq.arguments.bench import (
     ThroughputArguments,
 )
 from aiakq.arguments.chat import ChatArguments
-from aiakq.arguments.checkpoint import EvalArguments, InspectArguments
+from aiakq.arguments.checkpoint import ConvertArguments, EvalArguments, InspectArguments
 from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArguments
 from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
@@ -181,6 +181,7 @@ def _configured(row: Argument, value: object, source: str | None) -> object:
 _MODEL = "The same as --model."
 COMMANDS: dict[str, CommandArguments] = {
     "quantize": CommandArguments((QuantizeArguments, JsonArguments)),
+    "convert": CommandArguments((ConvertArguments, JsonArguments)),
     "serve": CommandArguments(engine=ARGUMENTS, model_help=_MODEL),
     "chat": CommandArguments(
         (ChatArguments, JsonArguments),

@@ -83,7 +83,8 @@ class ModelArguments:
         None,
         "Expected method: awq, gptq (or gpt), weight_only_int8, smooth_quant, or one that a plugin package adds; or "
         "vLLM's name of the checkpoint's format or of a kernel for it, like compressed-tensors or gptq_marlin. "
-        "The method is read from the checkpoint; a mismatch is an error.",
+        "The method is read from the checkpoint; a mismatch is an error. For 16-bit weights, int8 (or "
+        "weight_only_int8), fp8 and int4 round them while they are loaded, and so do vLLM's names that mean this.",
         flags=("--quantization", "-q"),
     )
     generation_config: str = argument(

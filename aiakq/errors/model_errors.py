@@ -178,10 +178,8 @@ FOLDER_ERRORS = {
         USAGE,
     ),
     "rounding_at_load": ErrorKind(
-        "--quantization {wanted} means quantized weights, but those of the checkpoint are not quantized, and none are "
-        "rounded while they are loaded.",
-        "Quantize once, which also measures the error: aiakq quantize -i MODEL -o DIR -quant_type {method}, then serve "
-        "DIR.",
+        "--quantization {wanted} rounds the weights of a model, and these are of something else, which stays as it is.",
+        "Leave it out.",
         USAGE,
     ),
     "remote_code": ErrorKind(
@@ -219,7 +217,7 @@ QUANTIZE_ERRORS = {
         "Writing '{path}' failed: {reason}.", "Nothing was left behind; remove the cause and repeat.", RESOURCES
     ),
     "source_changed": ErrorKind(
-        "The model '{path}' changed while it was quantized: {files}.",
+        "The model '{path}' changed while it was read: {files}.",
         "Nothing was published; repeat when nothing else writes to that folder.",
         CONFLICT,
     ),
@@ -233,10 +231,15 @@ QUANTIZE_ERRORS = {
         "Free space, or choose a folder on another disk.",
         RESOURCES,
     ),
-    "already_quantized": ErrorKind(
-        "The model '{path}' is already quantized ({found}).",
-        "Quantize from the original 16- or 32-bit checkpoint: a second rounding only adds error.",
+    "weights_unknown": ErrorKind(
+        "The weights of the model '{path}' are integers, and its config does not say what they mean.",
+        "Add the quantization_config to its config.json, or quantize the original model.",
     ),
+    "not_quantized": ErrorKind(
+        "The model '{path}' is not quantized.",
+        "aiakq convert changes the format of quantized models; quantize this one with aiakq quantize.",
+    ),
+    "conversion_inexact": ErrorKind("{layer} cannot be written as {to} as it is: {reason}.", "{hint}", USAGE),
     "group_size": ErrorKind(
         "A group of {group_size} does not divide the {k} inputs of {layer}.",
         "Group sizes that work for every layer of this model: {choices}.",

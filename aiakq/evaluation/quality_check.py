@@ -15,6 +15,7 @@ from aiakq.evaluation.metrics import Comparison, LoadScorer, Scorer, compare
 from aiakq.evaluation.streamed import BlockwiseModel, StreamedScorer
 from aiakq.evaluation.text import WINDOW, EvaluationText, load_texts
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.dequantized import dequantized
 from aiakq.runtime.device_memory import free_memory
 
 #: ``(folder, scratch folder for hidden states)`` -> the model, which runs block by block.
@@ -82,6 +83,6 @@ class QualityCheck:
         """Whether both models may be loaded: in float32 they fit into half of the free memory."""
         if self.blockwise:
             return False
-        inventory = Checkpoint.open(self.source).inventory
+        inventory = dequantized(Checkpoint.open(self.source), torch.float32).inventory
         weights = sum(math.prod(info.shape) for info in inventory.values())
         return 2 * 4 * weights < 0.5 * free_memory(self.device)

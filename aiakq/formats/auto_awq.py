@@ -25,6 +25,8 @@ from aiakq.spec import LayerSpec, QuantSpec
 
 #: GPTQModel exports AWQ's layouts under its own method name.
 QUANT_METHODS = ("awq", "gptq")
+#: Readers expect zero points, and vLLM's fast kernels need them.
+ZERO_POINTS = True
 
 
 def from_config(config: Mapping[str, object], format: str, versions: Sequence[str]) -> QuantSpec | None:

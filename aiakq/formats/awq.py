@@ -27,6 +27,7 @@ from aiakq.spec import QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scales", "bias")
 QUANT_METHODS, holds_codes, supports = auto_awq.QUANT_METHODS, auto_awq.holds_codes, auto_awq.supports
+ZERO_POINTS = auto_awq.ZERO_POINTS
 scale_dtype, reader_notes = auto_awq.scale_dtype, auto_awq.reader_notes
 #: Values of ``version`` with this layout on disk; the first is written, the others name kernels.
 VERSIONS = ("gemm", "exllama", "exllamav2", "ipex")

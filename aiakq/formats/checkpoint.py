@@ -293,6 +293,11 @@ class Checkpoint:
         changed = [file for file, known in self._identities.items() if file_identity(self.path / file) != known]
         return changed + (self.gguf.file.changed_files() if self.gguf else [])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors as they are stored."""
+        return sum(info.nbytes for info in self.inventory.values())
+
     def names(self, prefix: str) -> Iterator[str]:
         """Return the tensors whose name starts with ``prefix``."""
         return (name for name in self.inventory if name.startswith(prefix))

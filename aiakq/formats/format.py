@@ -8,6 +8,10 @@ tensor ``bias`` [N] in every format, and not part of ``packed_shapes``. Besides 
     WIDTH_MULTIPLE                                     multiple to which widths per GPU are padded (32)
     config_files(spec) -> {name: JSON}                 additional config files that readers look for
     SIGNED_SCALES                                      False if its readers cannot have negative scales
+    INPUT_ORDER                                        True if its files can hold an order of the inputs (act-order)
+    ZERO_POINTS                                        True if its readers expect zero points, of symmetric weights, too
+    BITS                                               widths of codes that it writes; 2, 3, 4 and 8 if it has none
+    TABLES                                             names of the tables of values (kernels/tables.py) that it writes
     unportable(spec, experts) -> None | reason         why another format is the better default for ``spec``
     shape_problem(spec, n, k) -> None | reason         why a linear of N x K cannot be written
     word_shape(spec) -> (inputs, outputs)              number that share a packed word and cannot be split

@@ -52,6 +52,8 @@ from aiakq.spec import LayerSpec, QuantSpec
 
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx", "bias")
 QUANT_METHODS = ("gptq",)
+#: Its files can hold an order of the inputs (act-order).
+INPUT_ORDER = True
 #: Config file of AutoGPTQ and contemporary tools.
 CONFIG_FILE = "quantize_config.json"
 

@@ -25,6 +25,10 @@ FOLDED_SCALES = "aiakq/folded_scales.safetensors"
 FOLDED_SCALES_KEY = "folded_scales"
 #: Where config.json says, under ``aiakq``, how the weights were rotated.
 ROTATION_KEY = "rotation"
+#: Where config.json says, under ``aiakq``, what a checkpoint was made from that was quantized already.
+SOURCE_KEY = "source"
+#: Methods that scale the inputs of layers.
+SCALING_METHODS = ("awq", "smooth_quant")
 #: Part of the name of every folder that is still being written.
 PARTIAL_MARK = ".aiakq-partial-"
 #: The index file of safetensors shards.
@@ -360,3 +364,12 @@ def some_of(names: list[str]) -> str:
     """Return at most five names of a list for a message, truncated and printable."""
     shown = (name if name.isprintable() else repr(name) for name in (f"{name:.200}" for name in names[:5]))
     return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def has_scaled_inputs(config: Mapping[str, object]) -> bool:
+    """Whether config.json says that the model was made from one whose layers had scaled inputs."""
+    own = config.get("aiakq")
+    source = own.get(SOURCE_KEY) if isinstance(own, Mapping) else None
+    return isinstance(own, Mapping) and (
+        FOLDED_SCALES_KEY in own or (isinstance(source, Mapping) and source.get("method") in SCALING_METHODS)
+    )

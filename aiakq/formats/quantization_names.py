@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_W8 = "weight_only_int8"
-_W4 = "gptq"
+_INT8, _FP8, _INT4 = "int8", "fp8", "int4"
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,8 @@ class QuantizationName:
 
     containers  values of ``quant_method``, as ``quantization_config.method_of`` returns them, of checkpoints that vLLM
                 accepts with this value; empty for values that only round.
-    rounding    method of ``aiakq quantize`` that comes closest to what vLLM does with a 16-bit checkpoint and this
-                value; None if vLLM refuses that.
+    rounding    how the weights of a 16-bit checkpoint are rounded while they are loaded, which comes closest to what
+                vLLM does with this value: int8, fp8 or int4; None if vLLM refuses that.
     gone        whether vLLM 0.33 has the value no longer.
     """
 
@@ -55,12 +54,12 @@ NAMES: Mapping[str, QuantizationName] = {
     "auto_round": _named("auto-round", gone=True),
     "inc": _named("auto-round"),
     "humming": _named(
-        *("gptq", "awq", "compressed-tensors", "auto-round", "fp8", "modelopt", "mxfp4", "mxfp8"), rounding=_W8
+        *("gptq", "awq", "compressed-tensors", "auto-round", "fp8", "modelopt", "mxfp4", "mxfp8"), rounding=_INT8
     ),
     # --- other containers -------------------------------------------------------------------------------------------
-    "mxfp4": _named("mxfp4", rounding=_W4),
+    "mxfp4": _named("mxfp4", rounding=_INT4),
     "gpt_oss_mxfp4": _named("mxfp4"),
-    "fp8": _named("fp8", rounding=_W8),
+    "fp8": _named("fp8", rounding=_FP8),
     "fbgemm_fp8": _named("fbgemm_fp8"),
     "deepseek_v4_fp8": _named("deepseek_v4_fp8", "fp8"),
     "modelopt": _named("modelopt"),
@@ -69,11 +68,11 @@ NAMES: Mapping[str, QuantizationName] = {
     "modelopt_mixed": _named("modelopt_mixed", "modelopt"),
     "nvfp4": _named("modelopt_fp4", "modelopt", "nvfp4", gone=True),
     "petit_nvfp4": _named("modelopt_fp4", "modelopt", "nvfp4", gone=True),
-    "mxfp8": _named("mxfp8", "modelopt_mxfp8", rounding=_W8),
+    "mxfp8": _named("mxfp8", "modelopt_mxfp8", rounding=_FP8),
     "fp_quant": _named("fp_quant"),
     "quark": _named("quark"),
-    "torchao": _named("torchao", rounding=_W8),
-    "bitsandbytes": _named("bitsandbytes", rounding=_W4, gone=True),
+    "torchao": _named("torchao", rounding=_INT8),
+    "bitsandbytes": _named("bitsandbytes", rounding=_INT4, gone=True),
     "gguf": _named("gguf", gone=True),
     "hqq": _named("hqq", gone=True),
     "qqq": _named("qqq", gone=True),
@@ -82,20 +81,23 @@ NAMES: Mapping[str, QuantizationName] = {
     "bitblas": _named("bitblas", gone=True),
     "gptq_marlin_24": _named("gptq_marlin_24", gone=True),
     # --- rounding while loading -------------------------------------------------------------------------------------
-    "deepspeedfp": _named(rounding=_W8, gone=True),
-    "experts_int8": _named(rounding=_W8),
-    "tpu_int8": _named(rounding=_W8, gone=True),
-    "neuron_quant": _named(rounding=_W8, gone=True),
-    "ptpc_fp8": _named(rounding=_W8, gone=True),
-    "rtn": _named(rounding=_W8, gone=True),
-    "online": _named(rounding=_W8),
-    "fp8_per_tensor": _named(rounding=_W8),
-    "fp8_per_block": _named(rounding=_W8),
-    "fp8_per_channel": _named(rounding=_W8),
-    "int8_per_channel_weight_only": _named(rounding=_W8),
-    "nvfp4_per_token": _named(rounding=_W4),
+    "deepspeedfp": _named(rounding=_FP8, gone=True),
+    "experts_int8": _named(rounding=_INT8),
+    "tpu_int8": _named(rounding=_INT8, gone=True),
+    "neuron_quant": _named(rounding=_INT8, gone=True),
+    "ptpc_fp8": _named(rounding=_FP8, gone=True),
+    "rtn": _named(rounding=_INT8, gone=True),
+    "online": _named(rounding=_FP8),
+    "fp8_per_tensor": _named(rounding=_FP8),
+    "fp8_per_block": _named(rounding=_FP8),
+    "fp8_per_channel": _named(rounding=_FP8),
+    "int8_per_channel_weight_only": _named(rounding=_INT8),
+    "nvfp4_per_token": _named(rounding=_INT4),
     # The name of AIAK. Its other methods need calibration, and are names of checkpoints only.
-    "weight_only_int8": _named(rounding=_W8),
+    "weight_only_int8": _named(rounding=_INT8),
+    # Names of this program.
+    "int8": _named(rounding=_INT8),
+    "int4": _named(rounding=_INT4),
 }
 
 

@@ -66,6 +66,8 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {
     "U32": torch.uint32,
     "U64": torch.uint64,
 }
+#: dtype -> its name, of all that are written; the first name of a dtype counts.
+_WRITTEN = {dtype: name for name, dtype in reversed(DTYPES.items())}
 #: Maximum size of a header: the largest real ones stay below 5 MiB, and parsing takes 50 times the size in memory.
 MAX_HEADER_BYTES = 16 << 20
 #: Bytes that a thread reads at least.
@@ -241,7 +243,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
         tensor = tensors[name]
         size = tensor.numel() * tensor.element_size()
         header[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
+            "dtype": _WRITTEN[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [position, position + size],
         }

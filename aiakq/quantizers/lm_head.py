@@ -7,9 +7,9 @@ from torch import Tensor
 
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.outer_layers import embedding_name
-from aiakq.quantizers.numerics.rounding import round_weight
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.writing import encode, verify
+from aiakq.rounding.integers import round_weight
 from aiakq.spec import QuantSpec
 
 

@@ -22,7 +22,13 @@ from aiakq.quantizers.planning.layers import fit_head, fused_scheme_warnings, pl
 from aiakq.quantizers.planning.tensor_parallel import plan_tensor_parallel
 from aiakq.quantizers.prepared import Prepared, remember_files
 from aiakq.quantizers.readers import reader_notes
-from aiakq.quantizers.source_inventory import check_checkpoint, check_source, is_native
+from aiakq.quantizers.source_inventory import (
+    check_checkpoint,
+    check_lora,
+    check_source,
+    dequantized_source,
+    is_native,
+)
 from aiakq.runtime.device_memory import free_memory
 
 #: Round-to-nearest needs no calibration; this many tokens measure the error of a layer to within 5 %.
@@ -37,6 +43,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     remember_files(checkpoint)
     check_output(options.output, [source], options.overwrite)
     check_checkpoint(checkpoint)
+    check_lora(options, checkpoint)
     device, *others = _devices(options.device)
     if options.workers > 1 and (others or device.type != "cpu"):
         raise error(
@@ -47,6 +54,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
             hint="Use --device cpu; several GPUs share the calibration without workers: --device cuda:0,cuda:1.",
         )
     storage = _storage(options, checkpoint)
+    checkpoint, remarks = dequantized_source(checkpoint, storage)
     model = SourceModel(checkpoint, storage, device, options.trust_remote_code, others=tuple(others))
     model.merge(options.lora)
     config = model.config
@@ -84,6 +92,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
         max_positions=getattr(config, "max_position_embeddings", None),
         activation_budget=free_memory(torch.device("cpu")) / 4 if budget is None else budget * 1e9,
         warnings=tuple(warnings),
+        remarks=tuple(remarks),
     )
 
 
@@ -111,7 +120,8 @@ def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
     if options.dtype is not None:
         return _TORCH_DTYPES[DTYPES[options.dtype]]
     sizes: dict[str, int] = {}
-    for info in checkpoint.inventory.values():
+    packed = {name for prefix in checkpoint.quantized_linears() for name in checkpoint.linear_tensors(prefix).values()}
+    for info in (info for name, info in checkpoint.inventory.items() if name not in packed):
         sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
     commonest = max((name for name in sizes if name in _TORCH_DTYPES), key=sizes.__getitem__, default=None)
     if commonest is None:

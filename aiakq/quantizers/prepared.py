@@ -18,7 +18,9 @@ from aiakq.formats.model_folder import (
     FOLDED_SCALES,
     FOLDED_SCALES_KEY,
     ROTATION_KEY,
+    SOURCE_KEY,
     VERBATIM_FILES,
+    has_scaled_inputs,
     module_files,
     some_of,
     template_files,
@@ -36,6 +38,8 @@ from aiakq.quantizers.recipe import Recipe
 from aiakq.spec import QuantSpec
 
 DTYPE_WORDS = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+#: What the source says about itself that is true of the output, too.
+_KEPT = (SOURCE_KEY, ROTATION_KEY)
 #: Options that affect how the work is done but not the result.
 _WITHOUT_EFFECT = (
     "output",
@@ -59,6 +63,7 @@ class Prepared:
     spec               how linears are stored, according to the options alone.
     head               name of the output layer if it is quantized, else None; ``head_weights`` is its size.
     activation_budget  bytes of hidden states held in memory.
+    remarks            sentences for the report on the source.
     """
 
     options: QuantizeOptions
@@ -78,6 +83,7 @@ class Prepared:
     max_positions: int | None
     activation_budget: float
     warnings: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
 
     def plan(self, spec: QuantSpec) -> BlockPlan:
         """Return the settings shared by all blocks, with linears stored as in ``spec``."""
@@ -159,8 +165,10 @@ class Prepared:
             config["tie_word_embeddings"] = False
         config["quantization_config"] = quantization
         self.cut.write_widths(config)
-        config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **self.cut.record()}
-        if self.recipe.folds:
+        scaled_before, before = has_scaled_inputs(config), config.get("aiakq")
+        kept = {key: before[key] for key in _KEPT if key in before} if isinstance(before, dict) else {}
+        config["aiakq"] = {"version": aiakq.__version__, "method": self.options.method, **kept, **self.cut.record()}
+        if self.recipe.folds and not scaled_before:  # or the file would not say everything
             config["aiakq"][FOLDED_SCALES_KEY] = FOLDED_SCALES
         if self.model.rotation is not None:
             config["aiakq"][ROTATION_KEY] = self.model.rotation.kind

@@ -52,7 +52,7 @@ def build_report(
         dtype=DTYPE_WORDS[prepared.storage],
         tp=prepared.options.tp,
         bits_per_weight=round(size * 8 / weights, 4),
-        bytes_before=sum(info.nbytes for info in prepared.checkpoint.inventory.values()),
+        bytes_before=prepared.checkpoint.nbytes,
         bytes_after=writer.total_bytes,
         layers=[layer for step in steps for layer in layers_of(step)],
         experts=experts,
@@ -72,7 +72,7 @@ def build_report(
         recipe=recipe_document(prepared.options, prepared.recipe, prepared.spec.activation_bits),
         padded=dict(prepared.cut.widths),
         lora=None if prepared.model.adapter is None else prepared.model.adapter.name,
-        notes=[*_adapter_note(prepared), *_rotation_notes(prepared), *prepared.cut.notes],
+        notes=[*prepared.remarks, *_adapter_note(prepared), *_rotation_notes(prepared), *prepared.cut.notes],
         warnings=warnings,
     )
 

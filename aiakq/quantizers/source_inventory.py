@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+
+import torch
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats import separate_head
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.dequantized import dequantized
 from aiakq.formats.inventory import FLOATS
 from aiakq.formats.left_out import describe
+from aiakq.formats.model_folder import ROTATION_KEY, SCALING_METHODS, has_scaled_inputs
 from aiakq.quantizers.model.source import SourceModel
+from aiakq.quantizers.options import QuantizeOptions
 from aiakq.runtime.config.hf_config import check_generation_config
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import check_inventory
@@ -22,13 +28,43 @@ def is_native(model: SourceModel) -> bool:
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> None:
-    """Raise ``already_quantized``, or ``generation_config`` for values that would end the start of a server."""
-    spec = checkpoint.spec
-    if spec is not None:
-        raise error("already_quantized", path=str(checkpoint.path), found=f"{spec.method}, {spec.describe()}")
-    if checkpoint.quantized_linears():
-        raise error("already_quantized", path=str(checkpoint.path), found="its weights are integers")
+    """Raise ``weights_unknown`` for codes without a config, or ``generation_config`` for values that would end the
+    start of a server."""
+    if checkpoint.spec is None and checkpoint.quantized_linears():
+        raise error("weights_unknown", path=str(checkpoint.path))
     check_generation_config(checkpoint.path, checkpoint.config)
+
+
+def check_lora(options: QuantizeOptions, checkpoint: Checkpoint) -> None:
+    """Raise ``option_conflict`` for an adapter of the original model that does not fit the source's weights."""
+    if options.lora is None:
+        return
+    own = checkpoint.config.get("aiakq")
+    rotated = isinstance(own, Mapping) and ROTATION_KEY in own
+    scaled = checkpoint.spec is not None and checkpoint.spec.method in SCALING_METHODS
+    if rotated or scaled or has_scaled_inputs(checkpoint.config):
+        raise error(
+            "option_conflict",
+            option="--lora",
+            other="a source that was " + ("rotated" if rotated else "scaled when it was quantized"),
+            reason="adapters of the original model do not fit its weights",
+            hint="Quantize the original model with the adapter.",
+        )
+
+
+def dequantized_source(checkpoint: Checkpoint, storage: torch.dtype) -> tuple[Checkpoint, list[str]]:
+    """Return the source with its weights as floats of ``storage``, and notes for the report if it is quantized."""
+    spec = checkpoint.spec
+    if spec is None:
+        return checkpoint, []
+    word = str(storage).removeprefix("torch.")
+    notes = [
+        f"The source is quantized already ({spec.method}, {spec.format} format, {spec.describe()}): its weights were "
+        f"dequantized to {word}, and all figures compare with it, not with the model that it was made from."
+    ]
+    if spec.activation_bits:
+        notes.append("The source rounds activations to 8 bits; its dequantized weights were calibrated without that.")
+    return dequantized(checkpoint, storage), notes
 
 
 def check_source(model: SourceModel) -> list[str]:

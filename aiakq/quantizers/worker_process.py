@@ -54,7 +54,7 @@ def _quantize(channel: WorkerChannel, job: Job) -> None:
     import msgspec
     import torch
 
-    from aiakq.formats.checkpoint import Checkpoint
+    from aiakq.formats.dequantized import open_dequantized
     from aiakq.quantizers.block_loop import BlockLoop, Calibration
     from aiakq.quantizers.model.source import SourceModel
     from aiakq.quantizers.prepared import block_plan
@@ -68,7 +68,7 @@ def _quantize(channel: WorkerChannel, job: Job) -> None:
     values = receive_values(channel)
     storage = getattr(torch, job.storage)
     _check(job)
-    checkpoint = Checkpoint.open(job.checkpoint)
+    checkpoint = open_dequantized(job.checkpoint, storage)
     model = SourceModel(checkpoint, storage, torch.device("cpu"), job.trust_remote_code, job.widths)
     if job.adapter is not None:
         folder, digest = job.adapter

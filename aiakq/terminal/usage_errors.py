@@ -24,6 +24,7 @@ _TO_HYPHEN = str.maketrans(dict.fromkeys(_DASHES, "-"))
 _EXAMPLES = {
     "quantize": "aiakq quantize -i MODEL -o DIR -quant_type awq",
     "serve": "aiakq serve MODEL --port 8000",
+    "convert": "aiakq convert MODEL DIR --to awq",
     "chat": "aiakq chat MODEL, or aiakq chat --url http://127.0.0.1:8000",
     "eval": "aiakq eval MODEL --original DIR",
     "inspect": "aiakq inspect MODEL",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aiakq.formats import load, quantization_config, safetensors_file
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.numerics.rounding import round_weight
+from aiakq.rounding.integers import round_weight
 from aiakq.spec import QuantSpec
 
 HIDDEN, LAYERS, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2048, 16, 8192, 32, 8, 64, 32000

@@ -25,7 +25,7 @@ def _rounded(x):
 
 @triton.jit
 def _codes(values, scales, zeros, TOP: tl.constexpr):
-    """Return ``codes_for`` of aiakq.quantizers.numerics.rounding, as float32."""
+    """Return ``codes_for`` of aiakq.rounding.integers, as float32."""
     return tl.minimum(tl.maximum(_rounded(tl.div_rn(values, scales)) + zeros, 0.0), TOP)
 
 
@@ -45,7 +45,7 @@ def _stored(scales, SIGNIFICANT: tl.constexpr):
 
 @triton.jit
 def _scales(low, high, smallest, TOP: tl.constexpr, SYMMETRIC: tl.constexpr, SIGNIFICANT: tl.constexpr):
-    """Return ``scales_for`` of aiakq.quantizers.numerics.rounding: scales and zero points of ranges."""
+    """Return ``scales_for`` of aiakq.rounding.integers: scales and zero points of ranges."""
     exact = tl.div_rn(high - low, tl.full(low.shape, TOP, tl.float32))
     scales = tl.where(exact == 0, 1.0, tl.maximum(_stored(exact, SIGNIFICANT), smallest))
     if SYMMETRIC:

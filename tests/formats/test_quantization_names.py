@@ -29,14 +29,14 @@ def test_every_name_of_vllm_is_known(version):
 
 def test_names_that_vllm_dropped_are_marked():
     current = {name.replace("-", "_") for name in VLLM["0.33.0"].split()}
-    assert {name for name, row in NAMES.items() if not row.gone} == current | {"weight_only_int8"}
+    assert {name for name, row in NAMES.items() if not row.gone} == current | {"weight_only_int8", "int8", "int4"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_leads_to_a_container_or_to_a_method_of_quantize(name):
+def test_a_name_leads_to_a_container_or_to_a_rounding(name):
     row = NAMES[name]
     assert row.containers or row.rounding
-    assert row.rounding in (None, "weight_only_int8", "gptq")
+    assert row.rounding in (None, "int8", "fp8", "int4")
     read = {method for module in modules() for method in module.QUANT_METHODS} | set(DIALECTS)
     for container in row.containers:
         assert method_of({"quant_method": container}) == container, "readers spell it differently"

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.numerics.rounding import round_activations
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.rounding.integers import round_activations
 
 FAMILIES = {"llama": "LlamaForCausalLM", "opt": "OPTForCausalLM"}
 QUICK = {"samples": 8, "seqlen": 64, "evaluate": False, "device": "cpu"}

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers import METHODS
-from aiakq.quantizers.numerics.rounding import round_activations
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.rounding.integers import round_activations
 
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 NEEDS = {"gptq": "gptqmodel", "awq": "gptqmodel"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.numerics.rounding import Rounding, round_activations
+from aiakq.rounding.integers import Rounding, round_activations
 
 FAMILIES = {"llama": "LlamaForCausalLM", "opt": "OPTForCausalLM"}
 
@@ -95,7 +95,7 @@ def test_smoothing_removes_outliers(
     # Without smoothing the outliers own the scale of every token.
     unsmoothed = dequantized(planted)
     from aiakq.quantizers.model.groups import block_linears
-    from aiakq.quantizers.numerics.rounding import dequantize, round_weight
+    from aiakq.rounding.integers import dequantize, round_weight
 
     for block in unsmoothed.model.model.layers:
         for linear in block_linears(block).values():

@@ -20,6 +20,7 @@ COMMANDS = [
     ("chat",),
     ("collect-env",),
     ("translate",),
+    ("convert",),
     ("bench",),
     ("bench", "latency"),
     ("bench", "throughput"),

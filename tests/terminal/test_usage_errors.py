@@ -39,7 +39,10 @@ GOOD = ["quantize", "-i", "in", "-o", "out", "-quant_type", "awq"]
         (["bench", "serve", "--base-url", "localhost:80"], "Write it like http://127.0.0.1:8000."),
         (["quantise"], "There is no command 'quantise'. Did you mean quantize?"),
         (["bench", "latncy"], "There is no command 'bench latncy'. Did you mean latency?"),
-        (["frobnicate"], "There are quantize, serve, chat, eval, inspect, translate, collect-env, completion, bench."),
+        (
+            ["frobnicate"],
+            "There are quantize, convert, serve, chat, eval, inspect, translate, collect-env, completion, bench.",
+        ),
         (["quantize"], "-i or --input is missing. Example: aiakq quantize -i MODEL -o DIR -quant_type awq."),
         (["quantize", "-i", "in"], "-o or --output is missing."),
         (["quantize", "-i", "in", "-o", "out"], "-quant_type or --quant-type is missing."),
@@ -147,7 +150,7 @@ def test_a_remedy_of_another_command_says_which(tmp_path, capsys) -> None:
 
 def test_a_remedy_of_the_same_command_or_of_a_named_one_stays_as_it_is() -> None:
     text = "Leave it out with --ignore-patterns, not --group-size."
-    assert options_of_others(text, "serve") == "(--group-size is an option of aiakq quantize.)"
+    assert options_of_others(text, "serve") == "(--group-size is an option of aiakq quantize and convert.)"
     assert options_of_others("Start the server with --chat-template FILE.", "quantize") == ""
     assert options_of_others("Repeat it with aiakq quantize -i MODEL --calibration DATA.", "eval") == ""
     assert options_of_others("Repeat it with --debug, and a path/--revision.", "quantize") == ""

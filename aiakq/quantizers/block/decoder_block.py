@@ -20,11 +20,11 @@ from aiakq.quantizers.block.scale_folder import ScaleFolder
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
 from aiakq.quantizers.model.experts import expert, expert_pattern, experts_of, in_stages
 from aiakq.quantizers.model.groups import Heads, SmoothMapping, block_linears
-from aiakq.quantizers.numerics.clip import may_be_signed, round_near, round_searched
 from aiakq.quantizers.numerics.output_error import OutputErrors
-from aiakq.quantizers.numerics.rounding import Rounding, round_weight
 from aiakq.quantizers.workers.protocol import Task, Value, Workers
 from aiakq.quantizers.workers.worker_group import FirstWorker
+from aiakq.rounding.integers import Rounding, round_weight
+from aiakq.rounding.ranges import may_be_signed, round_near, round_searched
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: Number of experts whose rounding error is evaluated in the search for a scale that all of them share.

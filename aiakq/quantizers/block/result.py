@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.plain_linears import take_weight
 from aiakq.quantizers.numerics.magnitudes import Magnitudes, largest
-from aiakq.quantizers.numerics.rounding import Rounding
+from aiakq.rounding.integers import Rounding
 from aiakq.spec import QuantSpec
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.kernels.ops.float8 import round_inputs
 from aiakq.kernels.types import QWeight
-from aiakq.quantizers.numerics.rounding import round_activations
+from aiakq.rounding.integers import round_activations
 
 
 def plain_linears(model: nn.Module) -> set[str]:

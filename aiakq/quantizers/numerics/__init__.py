@@ -1,1 +1,1 @@
-"""Numerics: rounding, clipping, and the GPTQ solver. Tensors in, tensors out."""
+"""Numerics: the GPTQ solver and what it stands on. Tensors in, tensors out."""

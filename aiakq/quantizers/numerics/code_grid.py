@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.numerics.clip import searched_scales
-from aiakq.quantizers.numerics.rounding import codes_for, ranges, scales_for
+from aiakq.rounding.integers import codes_for, ranges, scales_for
+from aiakq.rounding.ranges import searched_scales
 
 
 class CodeGrid(Protocol):

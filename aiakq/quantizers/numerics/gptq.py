@@ -31,8 +31,8 @@ from torch import Tensor
 from aiakq.quantizers.numerics.cholesky import factors
 from aiakq.quantizers.numerics.code_grid import CodeGrid
 from aiakq.quantizers.numerics.gptq_block import Grid, round_columns
-from aiakq.quantizers.numerics.rounding import grouped
 from aiakq.quantizers.numerics.sweeps import LAZY_COLUMNS, Descent
+from aiakq.rounding.integers import grouped
 
 #: Columns whose products with a triangular matrix are computed at a time.
 _AT_ONCE = 512

@@ -22,7 +22,7 @@ from aiakq.quantizers.model.groups import Heads, block_linears
 from aiakq.quantizers.model.outer_layers import capture, finish, load_outside
 from aiakq.quantizers.model.smooth_mappings import BlockTrace
 from aiakq.quantizers.model.source import SourceModel
-from aiakq.quantizers.numerics.rounding import dequantize, round_weight
+from aiakq.rounding.integers import dequantize, round_weight
 from aiakq.spec import LayerSpec
 
 #: Number of tokens propagated through the model.

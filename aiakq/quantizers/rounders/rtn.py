@@ -18,9 +18,9 @@ from torch import Tensor
 from aiakq.constraints import declare
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
 from aiakq.quantizers.numerics.cholesky import factors
-from aiakq.quantizers.numerics.rounding import Rounding
 from aiakq.quantizers.recipe import Recipe, Rounder
 from aiakq.quantizers.rounders.targets import Moments, OriginalTargets, runs
+from aiakq.rounding.integers import Rounding
 from aiakq.spec import LayerSpec
 
 #: Damping added to the second moment of the inputs, as a fraction of its mean diagonal.

@@ -24,11 +24,11 @@ from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
 from aiakq.quantizers.block.statistics import Statistic
 from aiakq.quantizers.model.groups import SmoothMapping
 from aiakq.quantizers.model.module_calls import ModuleCall, output_error, replaced_weights
-from aiakq.quantizers.numerics.clip import best_clip
-from aiakq.quantizers.numerics.rounding import grouped, rounded_weight
 from aiakq.quantizers.numerics.sums import total
 from aiakq.quantizers.recipe import Recipe, Transform
 from aiakq.quantizers.workers.protocol import Task, Value
+from aiakq.rounding.integers import grouped, rounded_weight
+from aiakq.rounding.ranges import best_clip
 from aiakq.spec import LayerSpec
 
 GRID = 20

@@ -23,10 +23,10 @@ from aiakq.quantizers.block.statistics import Statistic
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS
 from aiakq.quantizers.model.groups import SmoothMapping, forward_pre_hooks
 from aiakq.quantizers.model.module_calls import ModuleCall, output_error, replaced_weights
-from aiakq.quantizers.numerics.clip import range_fractions
-from aiakq.quantizers.numerics.rounding import round_activations, rounded_weight
 from aiakq.quantizers.recipe import Recipe, Transform, like_option
 from aiakq.quantizers.workers.protocol import Task, Value
+from aiakq.rounding.integers import round_activations, rounded_weight
+from aiakq.rounding.ranges import range_fractions
 from aiakq.spec import LayerSpec
 
 #: Strengths tried by ``auto``; None is no smoothing.

@@ -62,6 +62,7 @@ def _load_engine(config: EngineConfig, on_phase: Callable[[Phase], None], group:
         model, operations, draft = load_models(config, *((group.share, group.host_ranks) if group else (None, 1)))
     release_memory()
     method = f"{config.spec.method}, {config.spec.describe()}" if config.spec else "not quantized"
+    method += " rounded at load" if config.load.rounds else ""
     on_phase(Phase("weights", time.monotonic() - started, f"{config.architecture}, {method}"))
     started = time.monotonic()
     if group is None:

@@ -41,6 +41,8 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     weights = weights_for(config, share.collective)
     for remark in weights.checkpoint.remarks if first and isinstance(weights, CheckpointWeights) else ():
         logger.warning("%s: %s", config.load.path, remark)
+    if first and config.load.rounds and isinstance(weights, CheckpointWeights) and weights.rounding is not None:
+        logger.warning("%s: %s; aiakq quantize measures the error", config.load.path, weights.rounding.remark)
     if config.scheduler.lora is not None:
         base = QuantizedBase()
         if isinstance(weights, CheckpointWeights):
@@ -62,6 +64,8 @@ def _load_through_transformers(config: EngineConfig, share: ModelShare) -> tuple
     reason = None
     if config.pooling is not None and not native:
         architecture, reason = config.pooling.stated, "aiakq pools native models only, and has none for it"
+    elif config.load.rounds:
+        reason = "--quantization rounds weights at load for native models only"
     elif config.load.model_impl == "aiakq":
         reason = "aiakq has no native model for it"
     elif config.scheduler.lora is not None:

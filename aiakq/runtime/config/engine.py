@@ -14,7 +14,7 @@ from aiakq.runtime.config.hf_config import GenerationConfig, model_config, with_
 from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig, OutputHead, length_limit
 from aiakq.runtime.config.parallel import ParallelConfig
-from aiakq.runtime.config.quantization import check_rotation, check_scales, checked_spec
+from aiakq.runtime.config.quantization import check_rotation, check_scales, checked_spec, rounding_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.pooling.config import PoolingConfig
 from aiakq.runtime.text.tokenizer import TokenizerSource
@@ -26,7 +26,7 @@ class EngineConfig:
     """The validated engine arguments, with every default resolved that needs no loaded model.
 
     model          dimensions of the model.
-    spec           quantization of its weights; None if they are not quantized.
+    spec           quantization of its weights in memory; None if they are not quantized.
     max_model_len  maximum number of tokens of prompt plus output.
     fit_model_len  whether max_model_len may be reduced to fit into memory.
     max_logprobs   maximum number of log-probabilities per position.
@@ -67,7 +67,9 @@ class EngineConfig:
         load = LoadConfig.from_args(args)
         args = with_overrides_as_values(args, load.path)
         raw = model_config(load.path, args)
-        spec = checked_spec(load.path, raw, args.quantization)
+        rounding = rounding_spec(load.path, raw, args.quantization)
+        spec = rounding or checked_spec(load.path, raw, args.quantization)
+        load = replace(load, rounds=rounding is not None)
         pooling = PoolingConfig.from_args(args, load.path, raw)
         model = ModelConfig.from_hf(raw if pooling is None else pooling.model_config(raw))
         stated, raw = raw, dict(model.raw)

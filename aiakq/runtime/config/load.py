@@ -29,11 +29,13 @@ class LoadConfig(LoadArguments):
     path          the local model folder.
     mapped        whether safetensors files are memory-mapped, see ``Checkpoint``.
     read_threads  threads that read a tensor of files that are not mapped.
+    rounds        whether 16-bit weights are rounded while they are loaded (--quantization).
     """
 
     path: Path
     mapped: bool = True
     read_threads: int = 1
+    rounds: bool = False
 
     @staticmethod
     def from_args(args: EngineArguments) -> LoadConfig:

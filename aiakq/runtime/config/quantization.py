@@ -10,19 +10,37 @@ from typing import Any
 from aiakq.errors import error
 from aiakq.formats import quantization_names, records_method
 from aiakq.formats.folded_scales import records_scales
-from aiakq.formats.model_folder import ROTATION_KEY
+from aiakq.formats.model_folder import ROTATION_KEY, SCALING_METHODS, has_scaled_inputs
 from aiakq.formats.quantization_config import container_of, read, read_spec, stored_config
 from aiakq.registry import Registry
-from aiakq.spec import QuantSpec, canonical_method
+from aiakq.spec import Float8, QuantSpec, canonical_method
 
 _INT4 = {"awq", "gptq"}
-#: Methods that fold scales into the layers before the quantized ones.
-_SCALING = ("awq", "smooth_quant")
 _UNQUANTIZED = "unquantized weights"
 #: Names of all methods, including plugins', to distinguish an unknown method from one that does not match.
 _METHODS: Registry[object] = Registry(
     "aiakq.methods", dict.fromkeys(("weight_only_int8", "smooth_quant", "awq", "gptq"), "")
 )
+
+
+#: Roundings of 16-bit weights while they are loaded -> what the weights are then.
+ROUNDINGS = {
+    "int8": QuantSpec("weight_only_int8", "compressed-tensors", bits=8),
+    "fp8": QuantSpec("fp8", "compressed-tensors", bits=8, float8=Float8()),
+    "int4": QuantSpec("int4", "compressed-tensors", bits=4, group_size=128),
+}
+
+
+def rounding_spec(folder: Path, raw: Mapping[str, object], expected: str | None) -> QuantSpec | None:
+    """Return how the weights in ``folder`` are rounded while they are loaded; None if they are not.
+
+    raw       config.json.
+    expected  --quantization; its names that mean rounding do so for weights that are not quantized.
+    """
+    named = None if expected is None else quantization_names.find(expected)
+    if named is None or named.rounding is None or stored_config(raw) or container_of(folder, raw):
+        return None
+    return ROUNDINGS[named.rounding] if read_spec(folder, raw) is None else None
 
 
 def checked_spec(folder: Path, raw: Mapping[str, object], expected: str | None) -> QuantSpec | None:
@@ -57,7 +75,7 @@ def check_quantization(expected: str | None, spec: QuantSpec | None, raw: Mappin
             hint=f"Did you mean {close[0]}?" if close else "Leave it out to use the checkpoint's method.",
         )
     if spec is None and not container and named is not None and named.rounding is not None:
-        raise error("rounding_at_load", wanted=expected, method=named.rounding)
+        raise error("rounding_at_load", wanted=expected)
     raise error("quantization_mismatch", wanted=expected, found=spec.method if spec else container or _UNQUANTIZED)
 
 
@@ -75,11 +93,12 @@ def check_scales(spec: QuantSpec | None, raw: Mapping[str, object]) -> None:
     """Refuse a model whose layers have scaled inputs, unless its config.json ``raw`` says that its files record the
     scales: LoRA adapters of the original model would be applied to other inputs. Raises ``option_conflict``.
     """
-    if spec is not None and spec.method in _SCALING and not records_scales(raw):
+    scaled = (spec is not None and spec.method in SCALING_METHODS) or has_scaled_inputs(raw)
+    if scaled and not records_scales(raw):
         raise error(
             "option_conflict",
             option="--enable-lora",
-            other=f"a model quantized by {spec.method}",
+            other=f"a model quantized by {spec.method if spec and spec.method in SCALING_METHODS else 'awq'}",
             reason="its layers have scaled inputs, and its files do not say by what",
             hint="Quantize the original model with aiakq quantize, which records it; or merge the adapter: --lora.",
         )

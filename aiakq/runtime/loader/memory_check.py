@@ -12,6 +12,7 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.loader.dummy_weights import stored_dtype
 from aiakq.runtime.loader.required import LimitExceeded, RequiredWeights
+from aiakq.runtime.loader.rounding import RoundingAtLoad
 from aiakq.runtime.models import ARCHITECTURES
 
 _FLOATS = ("F32", "F64", "BF16", "F16")
@@ -62,7 +63,13 @@ def weight_bytes(config: EngineConfig) -> int:
     try:
         left_out = set(checkpoint.beside_text)
         width = config.device.dtype.itemsize
-        return sum(_served(info, width) for name, info in checkpoint.inventory.items() if name not in left_out)
+        rounded = {}
+        if load.rounds and config.spec is not None:
+            bits = config.spec.bits
+            counts = RoundingAtLoad(checkpoint, config.spec).weights()
+            rounded = {name: count * bits // 8 for name, count in counts.items()}
+        served = {name: _served(info, width) for name, info in checkpoint.inventory.items()} | rounded
+        return sum(size for name, size in served.items() if name not in left_out)
     finally:
         checkpoint.close()
 

@@ -22,6 +22,7 @@ from aiakq.runtime.device_memory import free_memory, release_memory
 from aiakq.runtime.loader.binding import LinearBuilder, Part, joined_rows
 from aiakq.runtime.loader.dummy_weights import DummyWeights
 from aiakq.runtime.loader.required import check_inventory
+from aiakq.runtime.loader.rounding import RoundingAtLoad
 
 #: Number of weights to prepare before freed memory is returned to the system, which costs time.
 _RELEASE_EVERY = 30_000_000
@@ -32,14 +33,16 @@ class CheckpointWeights(LinearBuilder):
 
     remarks   notes about the files for the user, without duplicates.
     left_out  tensors of the checkpoint that the model does not use, see ``formats.left_out``.
+    rounding  rounds weights that are not quantized; None: they stay as they are.
     """
 
     left_out: Collection[str] = ()
 
-    def __init__(self, checkpoint: Checkpoint, ops: Ops) -> None:
+    def __init__(self, checkpoint: Checkpoint, ops: Ops, rounding: RoundingAtLoad | None = None) -> None:
         super().__init__(ops)
         self.checkpoint = checkpoint
-        self.remarks: list[str] = []
+        self.rounding = rounding
+        self.remarks: list[str] = [] if rounding is None else [rounding.remark]
         self._prepared = 0
         #: Why weights were decoded at load -> their bytes as floats.
         self._decoded: dict[str, int] = {}
@@ -53,7 +56,7 @@ class CheckpointWeights(LinearBuilder):
 
     def weight(self, name: str, n: int, k: int) -> Tensor:
         """Return [N, K] in its stored dtype, or dequantized to the activation dtype. Raises ``tensor_mismatch``."""
-        if self.checkpoint.locate_linear(name) is None:
+        if not self._is_quantized(name):
             return self._stored(f"{name}.weight", n, k)
         return as_floats(self._quantized(name, n, k), self.ops.dtype)
 
@@ -85,14 +88,14 @@ class CheckpointWeights(LinearBuilder):
 
     def _read(self, parts: Sequence[Part], k: int, bias: bool, role: Role, rows: Tensor | None = None) -> LinearLayer:
         self._release(k * sum(n for _, n in parts))
-        sources = [self.checkpoint.locate_linear(name) for name, _ in parts]
-        if all(source is None for source in sources):
+        is_quantized = [self._is_quantized(name) for name, _ in parts]
+        if not any(is_quantized):
             weight = joined_rows([self._stored(f"{name}.weight", n, k) for name, n in parts])
             biases = joined_rows([self._stored(f"{name}.bias", n) for name, n in parts]) if bias else None
             if rows is not None:
                 weight, biases = weight[rows], None if biases is None else biases[rows]
             return self.dense(weight, biases, len(parts), role=role)
-        if all(source is not None for source in sources):
+        if all(is_quantized):
             weights = [self._quantized(name, n, k) for name, n in parts]
             quantized = [weight for weight in weights if isinstance(weight, QWeight)]
             decoded = [weight for weight in weights if isinstance(weight, DecodedWeight)]
@@ -138,9 +141,17 @@ class CheckpointWeights(LinearBuilder):
         table = as_floats(self._quantized(name, vocab, width), self.ops.dtype)
         return self._as_dense(table, "embeddings are looked up in floats")
 
+    def _is_quantized(self, name: str) -> bool:
+        """Whether the layer ``name`` is quantized, in the checkpoint or while it is loaded."""
+        stored = self.checkpoint.locate_linear(name) is not None
+        return stored or (self.rounding is not None and self.rounding.takes(name))
+
     def _quantized(self, name: str, n: int, k: int) -> QWeight | DecodedWeight:
         source = self.checkpoint.locate_linear(name)
-        assert source is not None, name
+        if source is None:
+            assert self.rounding is not None, name
+            bias = self._bias(name, n) if self.has(f"{name}.bias") else None
+            return self.rounding.rounded(name, self._stored(f"{name}.weight", n, k), bias)
         weight = self.checkpoint.read_linear(source)
         if (weight.n, weight.k) != (n, k):
             raise error(
@@ -183,7 +194,8 @@ def open_weights(config: EngineConfig, collective: Collective | None = None) -> 
     if checkpoint.gguf is not None:
         checkpoint.gguf.dtype = config.device.dtype
     may_dequantize = _may_dequantize(config, checkpoint)
-    weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective))
+    rounding = RoundingAtLoad(checkpoint, config.spec) if load.rounds and config.spec is not None else None
+    weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective), rounding)
     if _is_decoded_on_gpu(config, checkpoint):
         sizes = f"{_expanded(config, checkpoint) / 2**30:.1f} GiB in {str(config.device.dtype).removeprefix('torch.')}"
         when = f"at load, to {sizes}" if may_dequantize else f"in every step, because {sizes} do not fit"
@@ -227,6 +239,8 @@ def _is_decoded_on_gpu(config: EngineConfig, checkpoint: Checkpoint) -> bool:
 
 def _expanded(config: EngineConfig, checkpoint: Checkpoint) -> float:
     """Return the bytes of all quantized weights in the dtype of activations."""
+    if config.load.rounds and config.spec is not None:
+        return sum(RoundingAtLoad(checkpoint, config.spec).weights().values()) * config.device.dtype.itemsize
     expanded = packed_bytes(checkpoint.inventory) * 2.0 * config.device.dtype.itemsize
     for prefix in checkpoint.quantized_linears() if config.spec is not None else ():
         # Codes are the largest tensors. If the config is wrong about their width, only this estimate is affected.

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.triton import gptq as kernels
-from aiakq.quantizers.numerics.clip import searched_scales
 from aiakq.quantizers.numerics.code_grid import IntegerGrid
 from aiakq.quantizers.numerics.gptq import GptqSettings, gptq
 from aiakq.quantizers.numerics.gptq_block import Grid, move_columns, round_columns
+from aiakq.rounding.ranges import searched_scales
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from aiakq.quantizers.numerics.cholesky import factors
 from aiakq.quantizers.numerics.code_grid import IntegerGrid
 from aiakq.quantizers.numerics.gptq import GptqSettings, column_order, gptq
-from aiakq.quantizers.numerics.rounding import dequantize, round_weight
 from aiakq.quantizers.rounders.gptq import _Matrix
 from aiakq.quantizers.rounders.targets import Moments
+from aiakq.rounding.integers import dequantize, round_weight
 
 
 def find_params(x: Tensor, bits: int, sym: bool) -> tuple[Tensor, Tensor]:

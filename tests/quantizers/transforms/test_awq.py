@@ -12,9 +12,9 @@ from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock
 from aiakq.quantizers.block.quantize import quantize_block
 from aiakq.quantizers.model.activations import Activations, Call
 from aiakq.quantizers.model.groups import Heads, SmoothMapping
-from aiakq.quantizers.numerics.rounding import grouped, round_weight, rounded_weight
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.transforms import awq
+from aiakq.rounding.integers import grouped, round_weight, rounded_weight
 
 
 def test_the_grid_is_the_published_one_with_both_ends_and_begins_with_doing_nothing() -> None:

@@ -12,9 +12,9 @@ from aiakq.quantizers.block.decoder_block import BlockPlan, DecoderBlock
 from aiakq.quantizers.block.quantize import quantize_block
 from aiakq.quantizers.model.activations import Activations, Call
 from aiakq.quantizers.model.groups import Heads, SmoothMapping
-from aiakq.quantizers.numerics.rounding import round_activations
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.transforms import smooth_quant
+from aiakq.rounding.integers import round_activations
 
 
 class Block(nn.Module):

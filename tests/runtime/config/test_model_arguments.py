@@ -210,10 +210,12 @@ def test_the_name_matches_a_config_in_a_file_of_its_own(edited):
 
 
 @pytest.mark.parametrize("name", ["fp8", "experts_int8", "tpu_int8", "bitsandbytes", "weight_only_int8", "online"])
-def test_rounding_at_load_is_refused_with_what_to_do_instead(name, edited):
-    problem = refusal(edited("plain"), quantization=name)
-    assert problem.id == "rounding_at_load" and "\n" not in str(problem).strip()
-    assert f"--quantization {name} " in problem.message and "aiakq quantize -i MODEL" in problem.remedy
+def test_names_that_round_do_so_for_16_bit_weights_of_models_alone(name, edited):
+    folder = edited("plain")
+    assert config(folder, quantization=name).load.rounds
+    with pytest.raises(AiakqError) as caught:  # as for a draft head
+        checked_spec(folder, {}, name)
+    assert caught.value.id == "rounding_at_load" and "\n" not in str(caught.value).strip()
 
 
 def test_a_calibrated_method_does_not_match_16_bit_weights(edited):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.triton import gptq as on_gpu
-from aiakq.quantizers.numerics.rounding import (
+from aiakq.rounding.integers import (
     Rounding,
     codes_for,
     grouped,

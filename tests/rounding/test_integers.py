@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from aiakq.quantizers.numerics.clip import best_clip, round_near, round_searched, searched_scales
-from aiakq.quantizers.numerics.rounding import dequantize, grouped, round_activations, round_weight
+from aiakq.rounding.integers import dequantize, grouped, round_activations, round_weight
+from aiakq.rounding.ranges import best_clip, round_near, round_searched, searched_scales
 
 
 def weight(n: int = 48, k: int = 96) -> torch.Tensor:

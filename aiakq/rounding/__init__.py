@@ -1,0 +1,1 @@
+"""Rounding of weights to codes without calibration: ranges, scales and nearest codes. Tensors in, tensors out."""
