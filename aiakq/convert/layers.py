@@ -15,6 +15,7 @@ from aiakq.convert.exact import Inexact, expressed
 from aiakq.convert.lossy import Error, error_of, rounded
 from aiakq.convert.report import LayerConversion
 from aiakq.errors import error
+from aiakq.formats.decoded_weight import DecodedWeight
 from aiakq.formats.dequantized import dense_weight, is_transposed
 from aiakq.kernels.types import QWeight
 from aiakq.spec import LayerSpec
@@ -25,7 +26,7 @@ _NO_ROUNDING = "activations are no longer rounded"
 class LayerConverter(Protocol):
     """Converts the linears of a checkpoint one by one."""
 
-    def convert(self, name: str, weight: QWeight) -> tuple[dict[str, Tensor], LayerConversion]:
+    def convert(self, name: str, weight: QWeight | DecodedWeight) -> tuple[dict[str, Tensor], LayerConversion]:
         """Return the tensors of the linear ``name``, suffix -> tensor, and its entry in the report.
 
         Raises ``conversion_inexact``, ``not_as_written`` and ``not_finite``.
@@ -47,9 +48,11 @@ class ToFormat:
     before: dict[str, str]
     lossy: bool
 
-    def convert(self, name: str, weight: QWeight) -> tuple[dict[str, Tensor], LayerConversion]:
+    def convert(self, name: str, weight: QWeight | DecodedWeight) -> tuple[dict[str, Tensor], LayerConversion]:
         """See LayerConverter."""
         plan, change = self.plan, ""
+        if isinstance(weight, DecodedWeight):
+            raise plans.inexact(name, plan.name, f"it is read as floats ({weight.reason})", lossy=False)
         layer, abilities = plan.layers[name], plan.abilities
         if layer.symmetric and weight.zeros is not None and name not in plan.changed:
             layer = self._with_zeros(name, layer)
@@ -65,6 +68,7 @@ class ToFormat:
         if weight.bias is not None:
             tensors["bias"] = weight.bias
         back = module.read(tensors, spec, name)
+        assert isinstance(back, QWeight), "what formats write is read as codes"
         found = error_of(back, weight)
         if weight.offsets is not None and not change and not found.is_zero:
             # (q - z) s and q s + o need not round alike.
@@ -100,10 +104,10 @@ class ToFloats:
     before: dict[str, str]
     config: Mapping[str, object]
 
-    def convert(self, name: str, weight: QWeight) -> tuple[dict[str, Tensor], LayerConversion]:
+    def convert(self, name: str, weight: QWeight | DecodedWeight) -> tuple[dict[str, Tensor], LayerConversion]:
         """See LayerConverter."""
         dense = self._cast(f"{name}.weight", dense_weight(weight, self.dtype))
-        change = _NO_ROUNDING if weight.scheme.endswith("a8") else ""
+        change = _NO_ROUNDING if isinstance(weight, QWeight) and not weight.scheme.endswith("a16") else ""
         word = str(self.dtype).removeprefix("torch.")
         entry = _entry(name, weight, self.before[name], word, error_of(dense, weight), change)
         if is_transposed(self.config, name):
@@ -125,13 +129,15 @@ class ToFloats:
         return result
 
 
-def _entry(name: str, weight: QWeight, before: str, after: str, found: Error, change: str) -> LayerConversion:
+def _entry(
+    name: str, weight: QWeight | DecodedWeight, before: str, after: str, found: Error, change: str
+) -> LayerConversion:
     return LayerConversion(name, weight.n, weight.k, before, after, found.relative, found.largest, change)
 
 
 def _computes_alike(one: QWeight, other: QWeight) -> bool:
     """Whether two weights of equal numbers are multiplied by the same inputs, and have the same bias."""
-    same = one.scheme.endswith("a8") == other.scheme.endswith("a8") and one.rounding == other.rounding
+    same = one.scheme.partition("a")[2] == other.scheme.partition("a")[2] and one.rounding == other.rounding
     same = same and one.rotated == other.rotated
     for a, b in ((one.input_scale, other.input_scale), (one.bias, other.bias)):
         same = same and (a is None) == (b is None) and (a is None or b is None or torch.equal(a.float(), b.float()))

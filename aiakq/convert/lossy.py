@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from aiakq.convert.exact import Abilities, Inexact, expressed
+from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.formats.dequantized import some_rows
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
@@ -78,11 +79,11 @@ class Error:
         return self.largest == 0.0
 
 
-def error_of(written: QWeight | Tensor, weight: QWeight) -> Error:
+def error_of(written: QWeight | Tensor, weight: QWeight | DecodedWeight) -> Error:
     """Return how far a written weight, quantized or a tensor [N, K] of floats, is from ``weight``, in float32."""
     difference = norm = largest = 0.0
     for rows in some_rows(weight):
-        wanted = dequantize(weight.with_rows(rows))
+        wanted = as_floats(weight.with_rows(rows))
         if isinstance(written, QWeight):
             found = dequantize(written.with_rows(rows))
         else:

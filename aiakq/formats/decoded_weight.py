@@ -32,6 +32,10 @@ class DecodedWeight:
     def k(self) -> int:
         return self.values.shape[1]
 
+    def with_rows(self, rows: Tensor) -> DecodedWeight:
+        """Return the weight with rows (outputs) ``rows`` [M] int64, in this order."""
+        return DecodedWeight(self.values[rows], None if self.bias is None else self.bias[rows], self.reason)
+
 
 def as_floats(weight: QWeight | DecodedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the weight [N, K] as floats."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.formats.model_folder import SOURCE_KEY
 from aiakq.formats.quantization_config import CONFIG_KEYS
 from aiakq.formats.safetensors_file import DTYPE_NAMES, TensorInfo
-from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
 from aiakq.rounding.integers import rows_at_once
 from aiakq.spec import QuantSpec
@@ -30,16 +30,17 @@ _PARTS = ("text_config", "llm_config")
 _TRANSPOSED = {"gpt2": ("c_attn", "q_attn", "c_proj", "c_fc"), "openai-gpt": ("c_attn", "c_proj", "c_fc")}
 
 
-def some_rows(weight: QWeight) -> Iterator[Tensor]:
+def some_rows(weight: QWeight | DecodedWeight) -> Iterator[Tensor]:
     """Yield the rows [M] int64 of ``weight``, in parts that take little memory as floats."""
-    yield from torch.arange(weight.n).split(16 * rows_at_once(weight.codes))
+    stored = weight.values if isinstance(weight, DecodedWeight) else weight.codes
+    yield from torch.arange(weight.n).split(16 * rows_at_once(stored))
 
 
-def dense_weight(weight: QWeight, dtype: torch.dtype) -> Tensor:
+def dense_weight(weight: QWeight | DecodedWeight, dtype: torch.dtype) -> Tensor:
     """Return the dequantized weight [N, K] in ``dtype``, computed in float32 with little memory besides."""
     result = torch.empty(weight.n, weight.k, dtype=dtype)
     for rows in some_rows(weight):
-        result[rows] = dequantize(weight.with_rows(rows)).to(dtype)
+        result[rows] = as_floats(weight.with_rows(rows)).to(dtype)
     return result
 
 

@@ -88,11 +88,10 @@ class Format(Dialect, Protocol):
         """
 
     def write(self, weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the tensors of one linear: the inverse of ``read``."""
+        """Return the tensors of one linear: the inverse of ``read``. Formats that ``supports`` nothing have none."""
 
 
 if TYPE_CHECKING:
     from aiakq.formats import awq, awq_gemv, awq_gemv_fast, compressed_tensors, fp8, gptq, modelopt
-    from aiakq.formats.gguf import linears
 
-    _BUILT_IN: tuple[Format, ...] = (awq, awq_gemv, awq_gemv_fast, compressed_tensors, fp8, gptq, linears, modelopt)
+    _WRITTEN: tuple[Format, ...] = (awq, awq_gemv, awq_gemv_fast, compressed_tensors, fp8, gptq, modelopt)

@@ -53,7 +53,8 @@ class Layout:
 
 def _split(blocks: Tensor, *sizes: int) -> tuple[Tensor, ...]:
     """Return consecutive fields of blocks, of these numbers of bytes."""
-    return blocks.split(list(sizes), dim=1)
+    fields: tuple[Tensor, ...] = blocks.split(list(sizes), dim=1)
+    return fields
 
 
 def _half(field: Tensor) -> Tensor:

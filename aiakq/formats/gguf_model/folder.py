@@ -24,7 +24,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model import config_of
 from aiakq.formats.gguf_model.keys import Metadata, unsupported
-from aiakq.formats.gguf_model.tensors import ModelTensors
+from aiakq.formats.gguf_model.tensors import ModelTensors as ModelTensors
 from aiakq.formats.gguf_model.tokenizer import special_ids, tokenizer_files
 from aiakq.formats.model_folder import read_json
 
