@@ -20,7 +20,6 @@ from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config, unread_formats
 from aiakq.formats.checks import check_activation_factors, derive_group_size, finite
-from aiakq.formats.config_values import unsupported
 from aiakq.formats.gguf_model.folder import ModelTensors, tensors_of
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
@@ -34,10 +33,10 @@ from aiakq.formats.model_folder import (
     real_path,
     some_of,
 )
+from aiakq.formats.rotated_inputs import check_rotated
 from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
 from aiakq.formats.shards import Shards, describe_unread, shard_files, unread_files
 from aiakq.formats.torch_file import read_torch_file
-from aiakq.kernels import hadamard
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
@@ -181,31 +180,12 @@ class Checkpoint:
         """Return how the checkpoint is quantized, or None. Raises ``format_unsupported``."""
         spec = quantization_config.read_spec(self.path, self.config)
         tensors = {name: self.inventory[name] for name in self.inventory.keys() - self.beside_text}
-        named = unread_formats.of_tensors(tensors)
-        if spec is None:
-            named = named or unread_formats.without_config(tensors)
-        else:
-            named = named or formats.unreadable(spec.format, self.config, tensors)
-        if named is not None:
-            raise unsupported(named)
+        unread_formats.check(tensors, self.config, spec)
         if spec is not None and spec.rotated:
-            self._check_rotated(spec)
+            linears = {name.rpartition(".")[0] for name in self.inventory}
+            check_rotated(spec, {name: self._headers(name) for name in linears if spec.rotates(name)})
         check_activation_factors(self.inventory, self.tensor)
         return spec
-
-    def _check_rotated(self, spec: QuantSpec) -> None:
-        """Raise ``format_unsupported`` if the inputs of some linear cannot be rotated."""
-        named = {name.rpartition(".")[0] for name in self.inventory}
-        linears = sorted(name for name in named if spec.rotates(name))
-        for name in linears:
-            headers = self._headers(name)
-            if "qweight" not in headers or not formats.layout_of(headers, spec.format).startswith("gptq"):
-                raise unsupported(f"rotation, and {name:.200} is not quantized as GPTQ")
-            k = formats.load(spec.format).dimensions(headers, spec.for_layer(name) or spec).k
-            if hadamard.factors(k) is None:
-                raise unsupported(f"rotation of {k} inputs ({name:.200}), for which it defines no Hadamard matrix")
-        if not linears:
-            raise unsupported("rotation, and no linear layer is called mlp.down_proj")
 
     def tensor(self, name: str) -> Tensor:
         """Read one tensor to the CPU. Raises KeyError for a name outside the inventory.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aiakq import formats
+from aiakq.formats.config_values import unsupported
 from aiakq.formats.safetensors_file import TensorInfo
+from aiakq.spec import QuantSpec
 
 #: ``quant_method`` -> what such a checkpoint is.
 METHODS = {
@@ -58,6 +61,19 @@ KEYS = {
 
 #: Dtypes of 8-bit floats.
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
+
+
+def check(inventory: Mapping[str, TensorInfo], config: Mapping[str, object], spec: QuantSpec | None) -> None:
+    """Raise ``format_unsupported`` if some tensors of a checkpoint with this config.json are in a format that is not
+    read; ``spec`` is what the config says of them.
+    """
+    named = of_tensors(inventory)
+    if spec is None:
+        named = named or without_config(inventory)
+    else:
+        named = named or formats.unreadable(spec.format, config, inventory)
+    if named is not None:
+        raise unsupported(named)
 
 
 def without_config(inventory: Mapping[str, TensorInfo]) -> str | None:

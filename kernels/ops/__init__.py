@@ -21,7 +21,6 @@ from aiakq.kernels.ops import (
     dense,
     embedding,
     experts,
-    float8,
     linear,
     lora,
     norm,
@@ -34,7 +33,7 @@ from aiakq.kernels.ops.batched import BatchedLinear
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
 from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
-from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear
+from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear, RoundedInputs
 from aiakq.kernels.ops.lora import AdapterRows, LoraProblem, LoraProduct
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.parallel import GATHERED, Role
@@ -119,7 +118,7 @@ class Ops(RecurrentOps):
         inner = weight.without_rounding()
         if inner is not None:
             scale = None if weight.input_scale is None else weight.input_scale.to(self.device)
-            return float8.RoundedInputs(self._linear(inner, count, uncut_n, weight.scheme), scale, weight.rounding)
+            return RoundedInputs(self._linear(inner, count, uncut_n, weight.scheme), scale, weight.rounding)
         problem = weight.problem(self.dtype, self.device_type, self.exact, uncut_n if self.uniform else 0)
         module = self._bind(linear.IMPLEMENTATIONS, problem, scheme or weight.scheme, count)
         return module.prepare(weight.to(self.device), problem)

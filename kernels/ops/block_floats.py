@@ -1,4 +1,7 @@
-"""Inputs rounded to small floats with a shared scale per group: torch reference for MXFP4, MXFP8 and NVFP4.
+"""Inputs rounded to small floats with a scale per layer, row or group: torch reference for FP8, MXFP4, MXFP8 and NVFP4.
+
+Activations are rounded to e4m3 with a stored scale, or with scales computed from them, as compressed-tensors,
+DeepSeek-V3 and FBGEMM do: x / scale, cut off at +-448, rounded to the nearest e4m3 with ties to even, times scale.
 
 The formats are those of OCP Microscaling Formats, version 1.0, and of NVIDIA's NVFP4. How scales are chosen follows the
 publishers' own code: compressed-tensors (quantization/utils) and ModelOpt (quantization/qtensor). All in float32.
@@ -17,6 +20,32 @@ LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
 EXPONENT = {"e4m3": 8, "e2m1": 2}
 #: Scale that compressed-tensors uses in place of one that underflowed.
 _UNDERFLOWED = 0.125
+
+
+def round_inputs(x: Tensor, input_scale: Tensor | None, rounding: InputRounding) -> Tensor:
+    """Return x [M, K] rounded to e4m3, or what ``rounding`` says, times a scale, as float32.
+
+    input_scale  scalar, the scale of all, or the unit of scales in e4m3; None: ``rounding`` says how they are computed.
+    """
+    values = x.to(torch.float32)
+    if rounding.scales != "float32":
+        return round_blocks(values, input_scale, rounding)
+    if input_scale is not None:
+        return _rounded_to_e4m3(values, input_scale.to(torch.float32).reshape(1, 1))
+    k = values.shape[1]
+    size = rounding.group or k
+    padded = F.pad(values, (0, -k % size)).view(len(values), -1, size)
+    scale = padded.abs().amax(-1, keepdim=True).clamp_(max=rounding.bound).div_(LARGEST["e4m3"])
+    scale.clamp_(min=rounding.min_scale)
+    if rounding.powers_of_two:
+        scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return _rounded_to_e4m3(padded, scale).flatten(1)[:, :k]
+
+
+def _rounded_to_e4m3(values: Tensor, scale: Tensor) -> Tensor:
+    scaled = (values / scale).clamp_(-LARGEST["e4m3"], LARGEST["e4m3"])
+    return scaled.to(torch.float8_e4m3fn).to(torch.float32) * scale
 
 
 def round_blocks(x: Tensor, input_scale: Tensor | None, rounding: InputRounding) -> Tensor:

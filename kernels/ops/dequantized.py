@@ -7,8 +7,7 @@ Results equal those of the reference; memory is that of an unquantized model. Th
 from __future__ import annotations
 
 from aiakq.kernels.ops.dense import TorchDense
-from aiakq.kernels.ops.float8 import RoundedInputs
-from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.linear import LinearLayer, RoundedInputs
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import LinearProblem, QWeight
 

@@ -1,9 +1,6 @@
-"""8-bit floats as weight codes and for activations: torch reference of the schemes fp8a16 and fp8a8, and the rounding
-of inputs.
+"""8-bit floats as weight codes: torch reference of the schemes fp8a16 and, with rounded inputs, fp8a8.
 
-e4m3 and e5m2 are the formats of Micikevicius et al. 2022, arXiv:2209.05433. Activations are rounded to e4m3 with a
-stored scale, or with scales computed from them, as compressed-tensors, DeepSeek-V3 and FBGEMM do: x / scale, cut off at
-+-448, rounded to the nearest e4m3 with ties to even, times scale; all in float32.
+e4m3 and e5m2 are the formats of Micikevicius et al. 2022, arXiv:2209.05433.
 """
 
 from __future__ import annotations
@@ -14,12 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aiakq.kernels.ops.block_floats import round_blocks
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.types import InputRounding, LinearInput, QWeight
+from aiakq.kernels.types import LinearInput, QWeight
 
-#: The largest e4m3.
-LARGEST = 448.0
 #: Bytes of decoded weights that exist at once where they are decoded for each product.
 _CHUNK_BYTES = 1 << 24
 
@@ -27,46 +21,6 @@ _CHUNK_BYTES = 1 << 24
 def decode(codes: Tensor, code_type: torch.dtype) -> Tensor:
     """Return the values [N, K] float32 of codes [N, K] uint8, which are the bits of ``code_type``."""
     return codes.contiguous().view(code_type).to(torch.float32)
-
-
-def round_inputs(x: Tensor, input_scale: Tensor | None, rounding: InputRounding) -> Tensor:
-    """Return x [M, K] rounded to e4m3, or what ``rounding`` says, times a scale, as float32.
-
-    input_scale  scalar, the scale of all, or the unit of scales in e4m3; None: ``rounding`` says how they are computed.
-    """
-    values = x.to(torch.float32)
-    if rounding.scales != "float32":
-        return round_blocks(values, input_scale, rounding)
-    if input_scale is not None:
-        return _rounded(values, input_scale.to(torch.float32).reshape(1, 1))
-    k = values.shape[1]
-    size = rounding.group or k
-    padded = F.pad(values, (0, -k % size)).view(len(values), -1, size)
-    scale = padded.abs().amax(-1, keepdim=True).clamp_(max=rounding.bound).div_(LARGEST)
-    scale.clamp_(min=rounding.min_scale)
-    if rounding.powers_of_two:
-        scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return _rounded(padded, scale).flatten(1)[:, :k]
-
-
-def _rounded(values: Tensor, scale: Tensor) -> Tensor:
-    scaled = (values / scale).clamp_(-LARGEST, LARGEST)
-    return scaled.to(torch.float8_e4m3fn).to(torch.float32) * scale
-
-
-@dataclass(eq=False)
-class RoundedInputs(LinearLayer):
-    """Rounds its input as ``round_inputs`` does, and applies ``inner``."""
-
-    inner: LinearLayer
-    input_scale: Tensor | None
-    rounding: InputRounding
-
-    def __call__(self, x: LinearInput) -> Tensor:
-        """x [M, K], a Tensor -> [M, N] of the same dtype."""
-        assert isinstance(x, Tensor)
-        return self.inner(round_inputs(x, self.input_scale, self.rounding).to(x.dtype))
 
 
 @dataclass(eq=False)

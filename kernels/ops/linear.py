@@ -5,13 +5,15 @@ The reference, which supports every problem, is linear_reference.py.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from aiakq.kernels.hadamard import rotate
+from aiakq.kernels.ops.block_floats import round_inputs
 from aiakq.kernels.selection import Implementations
-from aiakq.kernels.types import ActivationLayout, LinearInput, LinearProblem, QWeight
+from aiakq.kernels.types import ActivationLayout, InputRounding, LinearInput, LinearProblem, QWeight
 
 #: On a CPU, the number of rows is padded to this multiple for implementations in which a row's result would otherwise
 #: depend on it: BLAS sums in another order for few rows, on some processors for fewer than twelve
@@ -47,6 +49,20 @@ class RotatedLinear(LinearLayer):
         """x [M, K], a Tensor -> [M, N]."""
         assert isinstance(x, Tensor)
         return self._inner(rotate(x))
+
+
+@dataclass(eq=False)
+class RoundedInputs(LinearLayer):
+    """Rounds its input as ``round_inputs`` does, and applies ``inner``."""
+
+    inner: LinearLayer
+    input_scale: Tensor | None
+    rounding: InputRounding
+
+    def __call__(self, x: LinearInput) -> Tensor:
+        """x [M, K], a Tensor -> [M, N] of the same dtype."""
+        assert isinstance(x, Tensor)
+        return self.inner(round_inputs(x, self.input_scale, self.rounding).to(x.dtype))
 
 
 class LinearKernel(Protocol):

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from aiakq.kernels import packing
 from aiakq.kernels.hadamard import rotate
-from aiakq.kernels.ops.float8 import FloatCodesLinear, RoundedInputs, scaled
-from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.float8 import FloatCodesLinear, scaled
+from aiakq.kernels.ops.linear import LinearLayer, RoundedInputs
 from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
 

@@ -14,12 +14,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from aiakq import __version__
 from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model import config_of
@@ -195,7 +195,7 @@ def _floats(file: GGUFFile, name: str) -> Tensor:
 def _folder_name(file: GGUFFile) -> str:
     parts = [file.path.parent / name for name in file.files]
     stats = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for part in parts]
-    digest = hashlib.sha256(json.dumps([_FORMAT, __version__, stats]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([_FORMAT, version("aiakq"), stats]).encode()).hexdigest()
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", file.path.stem)[:80]
     return f"{stem}-{digest[:16]}"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.formats.decoded_weight import DecodedWeight, as_floats
-from aiakq.kernels.ops.float8 import round_inputs
+from aiakq.kernels.ops.block_floats import round_inputs
 from aiakq.kernels.types import QWeight
 from aiakq.rounding.integers import round_activations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor.cpu_program import Bounds
+from aiakq.runtime.loader.opening import open_weights
 from aiakq.runtime.loader.required import adaptable_modules
-from aiakq.runtime.loader.weights import open_weights
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.protocol.limits import AdapterLimits, ModelLimits

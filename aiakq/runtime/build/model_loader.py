@@ -14,7 +14,7 @@ from aiakq.runtime.distributed.model_share import ModelShare, stage_of
 from aiakq.runtime.inspect.description import describe_left_out, describe_operations, separate_head_remark
 from aiakq.runtime.loader.dummy_weights import DummyWeights
 from aiakq.runtime.loader.memory_check import check_weights_fit
-from aiakq.runtime.loader.weights import CheckpointWeights, weights_for
+from aiakq.runtime.loader.opening import CheckpointWeights, weights_for
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.lora.quantized_base import QuantizedBase
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES

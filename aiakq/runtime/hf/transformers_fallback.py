@@ -30,7 +30,7 @@ from aiakq.runtime.hf.transformers_checkpoint import MissedTensors, load_checkpo
 from aiakq.runtime.hf.transformers_config import read_transformers_config, unsupported
 from aiakq.runtime.inspect.description import describe_linear_layers, describe_operations
 from aiakq.runtime.layers.attention import LayerCache
-from aiakq.runtime.loader.weights import open_weights, operations
+from aiakq.runtime.loader.opening import open_weights, operations
 from aiakq.runtime.models.interface import Model, ModelInput
 
 #: Prefix of the names of our attention functions in transformers' registry, followed by a number.

@@ -248,7 +248,7 @@ def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
 
     from aiakq.runtime.config.device import pick_dtype
     from aiakq.runtime.config.engine import EngineConfig
-    from aiakq.runtime.loader.weights import open_weights
+    from aiakq.runtime.loader.opening import open_weights
 
     try:
         config = EngineConfig.from_args({"model": str(checkpoint.path), "device": device, "dtype": dtype})

@@ -1,4 +1,4 @@
-"""The source of a model's weights, a checkpoint or random numbers, and the operations that its layers use."""
+"""CheckpointWeights: layers with the weights of a checkpoint, packed, decoded or rounded while they are read."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from torch import Tensor
 
 from aiakq import formats
 from aiakq.errors import error
-from aiakq.formats.checkpoint import Checkpoint, packed_bytes
+from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import Role
-from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.kernels.types import QWeight
-from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.device_memory import free_memory, release_memory
+from aiakq.runtime.device_memory import release_memory
 from aiakq.runtime.loader.binding import LinearBuilder, Part, joined_rows
-from aiakq.runtime.loader.dummy_weights import DummyWeights
-from aiakq.runtime.loader.required import check_inventory
 from aiakq.runtime.loader.rounding import RoundingAtLoad
 
 #: Number of weights to prepare before freed memory is returned to the system, which costs time.
@@ -168,83 +164,3 @@ class CheckpointWeights(LinearBuilder):
             remark = formats.remark(self.checkpoint.layout(source), weight, source)
             self.remarks += [remark] if remark else []
         return weight
-
-
-#: Implementations that compute on quantized weights, which ``--dequantize always`` excludes.
-QUANTIZED = frozenset({"cpu", "triton", "triton-w8a8"})
-
-
-def weights_for(config: EngineConfig, collective: Collective | None = None) -> CheckpointWeights | DummyWeights:
-    """Return the weights of ``config``: random ones, or the checkpoint's. Raises ``tensor_inventory``.
-
-    collective  collective of the ranks that the model is sharded over, or None.
-    """
-    if config.load.load_format == "dummy":
-        return DummyWeights(config, operations(config, False, collective))
-    weights = open_weights(config, collective)
-    weights.left_out = check_inventory(config.model, weights.checkpoint)
-    return weights
-
-
-def open_weights(config: EngineConfig, collective: Collective | None = None) -> CheckpointWeights:
-    """Open the checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
-    load = config.load
-    checkpoint = Checkpoint.open(load.path, load.weights, load.ignore_patterns, config.model.raw)
-    checkpoint.mapped, checkpoint.threads = load.mapped, load.read_threads
-    if checkpoint.gguf is not None:
-        checkpoint.gguf.dtype = config.device.dtype
-    may_dequantize = _may_dequantize(config, checkpoint)
-    rounding = RoundingAtLoad(checkpoint, config.spec) if load.rounds and config.spec is not None else None
-    weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective), rounding)
-    if _is_decoded_on_gpu(config, checkpoint):
-        sizes = f"{_expanded(config, checkpoint) / 2**30:.1f} GiB in {str(config.device.dtype).removeprefix('torch.')}"
-        when = f"at load, to {sizes}" if may_dequantize else f"in every step, because {sizes} do not fit"
-        weights.remarks.append(f"FP8 and FP4 weights are decoded {when}: no kernel of this device computes with them")
-    return weights
-
-
-def operations(config: EngineConfig, may_dequantize: bool = False, collective: Collective | None = None) -> Ops:
-    """Return the operations of ``config``'s device, sharded if there is a ``collective``.
-
-    may_dequantize  whether there is enough memory for dequantized weights.
-    """
-    excluded = frozenset() if may_dequantize else frozenset({"dequantized"})
-    if config.load.dequantize == "always":
-        excluded = QUANTIZED
-    device = config.device
-    uniform = config.parallel.math == "exact"
-    ops = Ops(device.device, device.dtype, config.cache.dtype, excluded, config.load.cpu_math == "exact", uniform)
-    return ops if collective is None else operations_of_rank(ops, collective)
-
-
-#: Largest share of free memory that weights dequantized at load may take: where kernels compute with most packed
-#: weights, and where none does.
-_SHARE, _LARGE_SHARE = 0.25, 0.8
-
-
-def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:
-    if config.load.dequantize != "auto":
-        return config.load.dequantize != "never"
-    share = _LARGE_SHARE if _is_decoded_on_gpu(config, checkpoint) else _SHARE
-    return _expanded(config, checkpoint) < share * free_memory(config.device.device)
-
-
-def _is_decoded_on_gpu(config: EngineConfig, checkpoint: Checkpoint) -> bool:
-    """Whether weights are small floats on a device without kernels for them."""
-    spec, device = config.spec, config.device.device
-    specs = [] if spec is None else [spec.layer, *(layer for _, layer in spec.layers if layer is not None)]
-    floats = any(layer.float8 is not None or layer.table is not None for layer in specs)
-    return device.type == "cuda" and (floats or packed_bytes(checkpoint.inventory) > 0)
-
-
-def _expanded(config: EngineConfig, checkpoint: Checkpoint) -> float:
-    """Return the bytes of all quantized weights in the dtype of activations."""
-    if config.load.rounds and config.spec is not None:
-        return sum(RoundingAtLoad(checkpoint, config.spec).weights().values()) * config.device.dtype.itemsize
-    expanded = packed_bytes(checkpoint.inventory) * 2.0 * config.device.dtype.itemsize
-    for prefix in checkpoint.quantized_linears() if config.spec is not None else ():
-        # Codes are the largest tensors. If the config is wrong about their width, only this estimate is affected.
-        info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)
-        bits = 8 if info.dtype == "I8" else checkpoint.linear_spec(prefix).bits
-        expanded += info.nbytes * 8 / bits * config.device.dtype.itemsize
-    return expanded

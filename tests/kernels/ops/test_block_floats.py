@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import Ops
-from aiakq.kernels.ops.block_floats import power_of_two, round_e2m1
-from aiakq.kernels.ops.float8 import round_inputs
+from aiakq.kernels.ops.block_floats import power_of_two, round_e2m1, round_inputs
 from aiakq.kernels.ops.parallel import ROW
 from aiakq.kernels.ops.row_parallel import RowParallelOps
 from aiakq.kernels.tables import TABLES

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from aiakq.kernels.cpu import library
 from aiakq.kernels.ops import Ops
-from aiakq.kernels.ops.float8 import decode, round_inputs
+from aiakq.kernels.ops.block_floats import round_inputs
+from aiakq.kernels.ops.float8 import decode
 from aiakq.kernels.ops.linear import IMPLEMENTATIONS, LinearLayer
 from aiakq.kernels.ops.parallel import ROW
 from aiakq.kernels.ops.row_parallel import RowParallelOps

@@ -19,7 +19,7 @@ from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.scaling import Scaling
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.layers.attention import LayerCache
-from aiakq.runtime.loader.weights import open_weights
+from aiakq.runtime.loader.opening import open_weights
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Block, Decoder, Weights
 from aiakq.runtime.models.interface import ModelInput

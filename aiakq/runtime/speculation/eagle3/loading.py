@@ -13,8 +13,8 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.quantization import checked_spec
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.loader.opening import CheckpointWeights, open_weights
 from aiakq.runtime.loader.required import RequiredWeights
-from aiakq.runtime.loader.weights import CheckpointWeights, open_weights
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.speculation.draft_config import draft_folder, with_draft
