@@ -47,9 +47,9 @@ def expressed(weight: QWeight, layer: LayerSpec, abilities: Abilities) -> QWeigh
         raise Inexact("its codes are 8-bit floats" if is_float else "its codes are not 8-bit floats")
     if (weight.table is not None) != (layer.table is not None):
         raise Inexact("its codes are indices of a table of values" if weight.table is not None else "it has no table")
-    has_activations = weight.scheme.endswith("a8")
+    has_activations = not weight.scheme.endswith("a16")
     if has_activations != bool(layer.activation_bits):
-        raise Inexact("its activations are rounded to 8 bits" if has_activations else "its activations are not rounded")
+        raise Inexact("its activations are rounded" if has_activations else "its activations are not rounded")
     if weight.code_type is None and weight.table is None:
         weight = _widened(_with_zeros(weight), layer)
     weight = _regrouped(weight, layer.group_size)

@@ -70,14 +70,29 @@ class ToFormat:
         back = module.read(tensors, spec, name)
         assert isinstance(back, QWeight), "what formats write is read as codes"
         found = error_of(back, weight)
-        if weight.offsets is not None and not change and not found.is_zero:
-            # (q - z) s and q s + o need not round alike.
-            if not self.lossy:
-                raise plans.inexact(name, plan.name, "its offsets round otherwise than zero points do")
-            change = "offsets became zero points"
-        if not change and not (found.is_zero and _computes_alike(back, weight)):
+        same = found.is_zero and _computes_alike(back, weight)
+        if not change and not same:
+            change = self._rounds_otherwise(name, weight)
+        if not change and not same:
             raise error("not_as_written", layer=name)
         return tensors, _entry(name, weight, self.before[name], spec.describe(), found, change)
+
+    def _rounds_otherwise(self, name: str, weight: QWeight) -> str:
+        """Return how a weight was changed whose numbers are stored in another way; empty if it should be the same.
+
+        (q - z) s and q s + o need not round alike, nor do scales of NVFP4 by a stored factor and by its inverse.
+        Raises ``conversion_inexact`` unless that is allowed.
+        """
+        reasons = {
+            "its offsets round otherwise than zero points do": ("offsets became zero points", weight.offsets),
+            "its scales round otherwise there": ("scales were rounded", weight.table),
+        }
+        for reason, (change, tensor) in reasons.items():
+            if tensor is not None:
+                if not self.lossy:
+                    raise plans.inexact(name, self.plan.name, reason)
+                return change
+        return ""
 
     def plain(self, name: str, tensor: Tensor) -> Tensor:
         """Return ``tensor``, of any shape, as it is."""

@@ -137,6 +137,7 @@ def plan(
             bits=bits or linear.layer.bits,
             group_size=linear.layer.group_size if group_size is None else group_size,
             symmetric=linear.layer.symmetric and not (has_zeros and linear.layer.float8 is None),
+            blocks=linear.layer.blocks if name == source.format else None,
         )
         layer, reason = _fitting(name, wanted, source)
         if layer is None:

@@ -175,6 +175,11 @@ class Checkpoint:
                 f"the index of the shards is not exact, and only its file names are used: {some_of(wrong)}"
             )
 
+    @property
+    def weights_folder(self) -> Path:
+        """The folder of the files that the inventory names."""
+        return self.path if self.gguf is None else self.gguf.file.path.parent
+
     @cached_property
     def spec(self) -> QuantSpec | None:
         """Return how the checkpoint is quantized, or None. Raises ``format_unsupported``."""

@@ -64,6 +64,8 @@ from_config = compressed_tensors_config.from_config
 to_config = compressed_tensors_config.to_config
 writer = compressed_tensors_config.writer
 WIDTH_MULTIPLE = 4
+#: Tables whose indices such files hold.
+TABLES = ("e2m1",)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _FP4 = float4.COMPRESSED_TENSORS
 

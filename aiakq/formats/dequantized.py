@@ -116,6 +116,11 @@ class DequantizedCheckpoint(Checkpoint):
         return None
 
     @property
+    def weights_folder(self) -> Path:
+        """See Checkpoint."""
+        return self.quantized.weights_folder
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors as they are stored."""
         return self.quantized.nbytes

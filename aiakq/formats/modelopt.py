@@ -22,6 +22,8 @@ SUFFIXES = tuple(sorted({*float8.SUFFIXES, *_FP4.all}))
 QUANT_METHODS = modelopt_config.METHODS
 RECORDS_METHOD = False
 WIDTH_MULTIPLE = 128
+#: Tables whose indices such files hold.
+TABLES = ("e2m1",)
 from_config = modelopt_config.from_config
 to_config = modelopt_config.to_config
 writer = modelopt_config.writer

@@ -110,7 +110,7 @@ class Prepared:
         options = {key: str(value) for key, value in asdict(self.options).items() if key not in _WITHOUT_EFFECT}
         files = []
         for name in sorted({info.file for info in self.checkpoint.inventory.values()}):
-            status = (self.source / name).stat()
+            status = (self.checkpoint.weights_folder / name).stat()
             files.append([name, status.st_size, status.st_mtime_ns])
         document = {
             "versions": [aiakq.__version__, torch.__version__],

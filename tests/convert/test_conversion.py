@@ -17,7 +17,7 @@ from aiakq.convert.conversion import convert_checkpoint
 from aiakq.convert.report import ConversionReport
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.kernels.ops.linear_reference import dequantize
+from aiakq.formats.decoded_weight import as_floats
 
 FIXTURES = Path(__file__).parents[1] / "formats" / "fixtures"
 
@@ -30,7 +30,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     """Every linear's weights in float32, quantized or not."""
     checkpoint = Checkpoint.open(folder)
     names = checkpoint.quantized_linears()
-    found = {name: dequantize(checkpoint.read_linear(name)) for name in names}
+    found = {name: as_floats(checkpoint.read_linear(name)) for name in names}
     for name in checkpoint.inventory:
         if name.endswith("_proj.weight"):
             found.setdefault(name.removesuffix(".weight"), checkpoint.tensor(name).float())
@@ -53,6 +53,11 @@ EXACT = [
     ("gq-lmhead", "gptq_v2", "w4a16 g64 sym, some layers differ"),
     ("ar-auto_gptq-W3A16", "fp32", "float32"),
     ("gq-desc", "fp32", "float32"),
+    ("lc-mxfp4", "compressed-tensors", "lut4a4 g32 e2m1 e8m0"),
+    ("lc-nvfp4", "compressed-tensors", "lut4a4 g16 e2m1 e4m3"),
+    ("quanto-int8", "gptq", "w8a16 channel sym"),
+    ("bnb-nf4", "fp32", "float32"),
+    ("hqq-3bit-axis0", "fp32", "float32"),
 ]
 
 
