@@ -208,9 +208,9 @@ def hub_answers() -> bool:
 
 
 def what_is_here(name: str) -> str | None:
-    """Return a sentence about a model name that is no folder here, with what is beside it; None for a folder."""
-    path = Path(name).expanduser()
-    if os.path.isdir(path):
+    """Return a sentence about a name that is no folder, file or URL, with what is beside it; None for those."""
+    path = Path(split_quantization(name)[0]).expanduser()
+    if object_storage.is_url(name) or os.path.isdir(path) or os.path.isfile(path):
         return None
     beside = path.parent
     if beside != Path(".") and os.path.isdir(beside):

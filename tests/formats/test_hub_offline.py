@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import urllib.request
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -51,6 +52,10 @@ def test_the_neighbours_of_a_missing_folder_are_listed(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out" / "real").mkdir(parents=True)
     assert hub.what_is_here("out/real") is None
+    Path("out/model.gguf").touch()
+    assert hub.what_is_here("out/model.gguf") is hub.what_is_here("out/real:Q8_0") is None
+    assert hub.what_is_here("s3://bucket/model") is None
+    Path("out/model.gguf").unlink()
     assert hub.what_is_here("out/nope") == "There is no folder out/nope here; out contains real. Looking on the hub."
     assert hub.what_is_here("org/name") == "There is no folder org/name here. Looking on the hub."
     said = []
