@@ -11,7 +11,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats import object_storage
-from aiakq.formats.gguf_model.folder import choose_file, gguf_folder, is_gguf, local_file
+from aiakq.formats.gguf.choice import choose_file, is_gguf, local_file
 from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY
 from aiakq.formats.shards import has_torch_files, variant_of
 from aiakq.system.network import answers
@@ -112,7 +112,7 @@ def resolve_model(
         return _from_object_storage(name, revision, cache, weights, ignore, quantization)
     path = Path(name).expanduser()
     if os.path.isfile(path):
-        return gguf_folder(path)
+        return _gguf_folder(path)
     if os.path.isdir(path):  # unlike path.is_dir, accepts names of any length
         return _model_in(path, quantization, weights)
     if (sentence := what_is_here(name)) is not None:
@@ -164,6 +164,12 @@ def _from_hub(
     return Path(folder), wanted
 
 
+def _gguf_folder(path: Path) -> Path:
+    from aiakq.formats.gguf_model.folder import gguf_folder  # imports torch
+
+    return gguf_folder(path)
+
+
 def _model_in(folder: Path, quantization: str, weights: str, files: Sequence[str] = ()) -> Path:
     """Return the folder itself, or that of the GGUF file in it, if there are no other weights or it is asked for.
 
@@ -171,12 +177,12 @@ def _model_in(folder: Path, quantization: str, weights: str, files: Sequence[str
     """
     chosen = [file for file in files if file.endswith(".gguf") and "*" not in file]
     if chosen:
-        return gguf_folder(folder / chosen[0])
+        return _gguf_folder(folder / chosen[0])
     found = [path.name for path in folder.glob("*.gguf")]
     others = any(next(folder.glob(pattern), None) for pattern in (*_SAFETENSORS, *_TORCH))
     if not quantization and weights != "gguf" and (others or not found or weights in ("safetensors", "pt")):
         return folder
-    return gguf_folder(local_file(folder, quantization))
+    return _gguf_folder(local_file(folder, quantization))
 
 
 def _from_object_storage(

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,103 +21,15 @@ from typing import Any
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.gguf.choice import MARK, cache_root, gguf_of
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model import config_of
 from aiakq.formats.gguf_model.keys import Metadata, unsupported
 from aiakq.formats.gguf_model.tensors import ModelTensors as ModelTensors
 from aiakq.formats.gguf_model.tokenizer import special_ids, tokenizer_files
-from aiakq.formats.model_folder import read_json
 
-#: Names the GGUF file, in a folder that ``gguf_folder`` made.
-MARK = "gguf.json"
 #: Changes whenever the files of a folder would be others.
 _FORMAT = 2
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})")
-#: Files beside models: projectors of images, and statistics of calibration.
-_NO_MODEL = re.compile(r"(mmproj|mtp)[-_].*|.*[-_.](imatrix|mmproj)([-_.].*)?", re.IGNORECASE)
-#: Most entries that a message lists.
-_SHOWN = 12
-
-
-# --- which file -------------------------------------------------------------------------------------------------------
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do."""
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError:
-        return False
-
-
-def quantization_label(name: str) -> str:
-    """Return the end of a file's name that says how it is quantized, like Q4_K_M; else the whole name."""
-    stem = re.sub(r"\.gguf$", "", name.rpartition("/")[2], flags=re.IGNORECASE)
-    match = _PART.fullmatch(stem)
-    stem = match["stem"] if match else stem
-    found = re.search(
-        r"(?:^|[-_.])((?:UD-)?(?:I?Q[1-9](?:_[A-Z0-9]+)*|TQ[1-9]_[0-9]|MXFP4(?:_MOE)?|BF16|F16|F32))$",
-        stem,
-        re.IGNORECASE,
-    )
-    return found[1] if found else stem
-
-
-def choose_file(names: Sequence[str], wanted: str, source: str) -> list[str]:
-    """Return the GGUF file among ``names`` whose quantization is ``wanted``, or the only one if that is empty, with all
-    of its parts. Raises ``gguf_choice``.
-    """
-    models: dict[str, list[str]] = {}
-    for name in sorted(names):
-        stem = re.sub(r"\.gguf$", "", name)
-        match = _PART.fullmatch(stem)
-        if name.endswith(".gguf") and not _NO_MODEL.fullmatch(stem.rpartition("/")[2]):
-            models.setdefault(match["stem"] if match else stem, []).append(name)
-    labels = {stem: quantization_label(stem + ".gguf") for stem in models}
-    found = [
-        stem
-        for stem in models
-        if not wanted or labels[stem].lower() == wanted.lower() or stem.lower().endswith(f"-{wanted.lower()}")
-    ]
-    if len(found) == 1:
-        return models[found[0]]
-    listed = sorted(labels[stem] for stem in (found or models))
-    shown = ", ".join(listed[:_SHOWN]) + (", ..." if len(listed) > _SHOWN else "") or "none"
-    asked = f" that is {wanted}" if wanted else ""
-    problem = f"has no GGUF file{asked}" if not found else f"has {len(found)} GGUF files{asked}"
-    raise error(
-        "gguf_choice",
-        path=source,
-        problem=problem,
-        found=shown,
-        example=f"{source}:{listed[0] if listed else 'Q4_K_M'}",
-    )
-
-
-def local_file(folder: Path, wanted: str) -> Path:
-    """Return the GGUF file of a folder whose quantization is ``wanted``; see ``choose_file``."""
-    names = [path.name for path in folder.glob("*.gguf")]
-    return folder / choose_file(names, wanted, str(folder))[0]
-
-
-# --- its folder -------------------------------------------------------------------------------------------------------
-
-
-def cache_root() -> Path:
-    """Return where the folders of GGUF files are."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    return (Path(given) if given else Path.home() / ".cache") / "aiakq" / "gguf"
-
-
-def gguf_of(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder that ``gguf_folder`` made; None for others. Raises ``model_malformed``."""
-    if not (folder / MARK).is_file() or folder.resolve().parent != cache_root().resolve():
-        return None
-    path = read_json(folder / MARK, MARK).get("file")
-    if not isinstance(path, str):
-        raise error("model_malformed", file=MARK, reason="it names no file")
-    return Path(path)
 
 
 def tensors_of(folder: Path, config: Mapping[str, Any]) -> ModelTensors | None:
@@ -142,14 +54,6 @@ def gguf_folder(path: Path) -> Path:
     finally:
         file.close()
     return folder
-
-
-def missing_tokenizer(folder: Path) -> AiakqError | None:
-    """Return why a folder of a GGUF file has no tokenizer; None if it has one, and for other folders."""
-    if gguf_of(folder) is None:
-        return None
-    reason = read_json(folder / MARK, MARK).get("no_tokenizer")
-    return unsupported(reason) if isinstance(reason, str) else None
 
 
 def model_files(file: GGUFFile) -> dict[str, Any]:

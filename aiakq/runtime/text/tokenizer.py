@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
-from aiakq.formats.gguf_model.folder import missing_tokenizer
+from aiakq.formats.gguf.choice import missing_tokenizer
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.model_folder import check_files, read_json
 from aiakq.runtime.protocol.unicode_text import well_formed

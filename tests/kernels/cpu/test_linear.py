@@ -38,10 +38,12 @@ ROWS = 7
 def rounded(x, weight):
     """What ``fast`` makes of the activations [M, K], in the order of the codes: 8 bits and a scale per block of 32.
 
-    Blocks begin anew with every group, but for groups of 8 and 16, of which one block holds several.
+    Blocks begin anew with every group, but for groups of 8 and 16, of which one block holds several; groups of 8 with
+    5 or 6 bits or a table are padded.
     """
     x = x.float() if weight.perm is None else x.float()[:, weight.perm]
-    size = 32 if weight.group_size in (8, 16) else weight.group_size
+    shared = (16,) if weight.bits in (5, 6) or weight.table is not None else (8, 16)
+    size = 32 if weight.group_size in shared else weight.group_size
     out = torch.empty_like(x)
     for group in range(0, x.shape[1], size):
         for start in range(group, min(group + size, x.shape[1]), 32):
