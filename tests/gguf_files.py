@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aiakq.formats.gguf.file import GGUFFile
 
-FIXTURES = Path(__file__).parent / "formats" / "fixtures" / "gguf"
+FIXTURES = Path(__file__).parent / "formats" / "gguf_fixtures"
 FAMILIES = sorted(path.name.removesuffix(".gguf.xz") for path in FIXTURES.glob("*.gguf.xz"))
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -57,6 +57,7 @@ VALUES = {
     ("model_impl", "vllm"): "aiakq",
     ("load_format", "npcache"): "pt",
     ("load_format", "hf"): "auto",
+    ("load_format", "bitsandbytes"): "auto",
     ("load_format", "fastsafetensors"): "safetensors",
     ("load_format", "instanttensor"): "safetensors",
 }

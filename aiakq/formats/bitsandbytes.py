@@ -114,7 +114,9 @@ def read_dimensions(headers: Headers, spec: QuantSpec, read: Callable[[str], Ten
     """Return N, K, bits and groups along K; those of 4 bits are in a tensor, which ``read`` returns."""
     if "SCB" in headers:
         return dimensions(headers, spec)
-    suffix = next(suffix for suffix in _STATES if suffix in headers)
+    suffix = next((suffix for suffix in _STATES if suffix in headers), None)
+    if suffix is None:
+        raise KeyError("quant_state")
     state = _read_state(read(suffix), suffix, "linear")
     size = math.gcd(state.k, state.block)
     return Dimensions(state.n, state.k, 4, -(-state.k // size))

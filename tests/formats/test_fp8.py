@@ -387,9 +387,3 @@ def test_random_weights_have_the_scheme_of_the_config(tiny_model, tmp_path):
     for name in ("deepseek", "autofp8-static", "lc-channel"):
         publish(tiny_model("LlamaForCausalLM"), tmp_path / name, PUBLISHED[name])
         assert served_logits(tmp_path / name, load_format="dummy").isfinite().all()
-
-
-def test_quantizing_it_again_is_refused_by_name(tiny_model, tmp_path, aiakq):
-    publish(tiny_model("LlamaForCausalLM"), tmp_path / "model", PUBLISHED["deepseek"])
-    ended = aiakq("quantize", "-i", str(tmp_path / "model"), "-o", str(tmp_path / "out"), "-quant_type", "gptq")
-    assert ended.code == 3 and "already quantized (fp8, fp8a8 blocks of 48x32)" in ended.err

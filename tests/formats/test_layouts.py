@@ -14,6 +14,7 @@ from aiakq.errors import AiakqError
 from aiakq.formats import quantization_config
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
+from tests.format_names import INTEGERS
 
 CASES = [
     *(("gptq", f"w{bits}a16", {}) for bits in (2, 3, 4, 8)),
@@ -114,8 +115,7 @@ def test_damage_is_refused_by_name(
     assert "model.layers.3.q_proj." in str(caught.value)
 
 
-# test_fp8.py, test_float4.py and gguf/ have it for the others.
-@pytest.mark.parametrize("name", sorted(set(formats.FORMATS) - {"fp8", "modelopt", "gguf"}))
+@pytest.mark.parametrize("name", INTEGERS)
 def test_a_missing_tensor_is_refused(name: str, random_weight: Callable[..., QWeight]) -> None:
     module = formats.load(name)
     spec = QuantSpec("gptq", name, 4, group_size=32, symmetric=False)

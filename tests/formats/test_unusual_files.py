@@ -14,6 +14,7 @@ from aiakq.formats.safetensors_file import TensorInfo
 from aiakq.kernels.packing import pack, words_for
 from aiakq.kernels.types import QWeight
 from aiakq.spec import Float8, QuantSpec
+from tests.format_names import INTEGERS
 
 
 def spec_of(format: str, bits: int = 4, **fields: Any) -> QuantSpec:
@@ -202,7 +203,7 @@ def test_unsupported_w8a8_schemes_are_refused(changes: dict[str, torch.Tensor]) 
 # --- scales of zero ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", sorted(set(formats.FORMATS) - {"fp8", "gguf"}))
+@pytest.mark.parametrize("format", INTEGERS)
 @pytest.mark.parametrize("zeros", [False, True])
 def test_a_scale_of_zero_is_only_for_dead_groups(format: str, zeros: bool) -> None:
     weight = weight_of(zeros=zeros, k=128)

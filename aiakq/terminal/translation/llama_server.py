@@ -18,8 +18,8 @@ from aiakq.terminal.translation.rules import (
 )
 from aiakq.terminal.translation.values import (
     NO_DRAFTS,
-    NO_GGUF,
     comma_list,
+    files_model,
     json_object,
     kv_cache,
     mapped,
@@ -43,10 +43,8 @@ _ROUTES = "there is no such route; /metrics and /health have the state of the se
 _DRAFT_FILE = "draft models in GGUF are not read; answers are the same without drafts, only slower"
 
 
-def _gguf(value: str) -> object:
-    if value.endswith((".gguf", ".bin")) or "gguf" in value.lower() or ":" in value:
-        raise Unavailable(NO_GGUF)
-    return value
+def _repository(value: str) -> object:
+    return value if ":" in value else f"{value}:Q4_K_M"
 
 
 def _host(value: str) -> object:
@@ -107,12 +105,12 @@ def _sampling(spec: str, key: str, *off: float) -> Rule:
 
 RULES: tuple[Rule, ...] = (
     # --- the model ----------------------------------------------------------------------------------------------------
-    kept("MODEL", "-m --model", _gguf),
-    kept("MODEL", "-hf -hfr --hf-repo", _gguf),
-    *lost(NO_GGUF, "-mu --model-url", "-dr --docker-repo", "-hff --hf-file"),
-    *lost(f"{NO_GGUF}; openai/gpt-oss-20b and -120b are", "gpt-oss-20b-default?", "gpt-oss-120b-default?"),
+    kept("MODEL", "-m --model", files_model),
+    kept("MODEL", "-hf -hfr --hf-repo", _repository, reason="llama-server takes Q4_K_M if no quantization is named"),
+    *lost("download the file, and give its path", "-mu --model-url", "-dr --docker-repo", "-hff --hf-file"),
+    *lost("give openai/gpt-oss-20b or -120b", "gpt-oss-20b-default?", "gpt-oss-120b-default?"),
     *lost(
-        NO_GGUF,
+        "give the model's name on Hugging Face's hub, like org/name:Q8_0",
         *("embd-gemma-default?", "fim-qwen-1.5b-default?", "fim-qwen-3b-default?", "fim-qwen-7b-default?"),
         *("fim-qwen-7b-spec?", "fim-qwen-14b-spec?", "fim-qwen-30b-default?"),
     ),
@@ -432,7 +430,7 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "LLAMA_ARG_CACHE_TYPE_V": ("--cache-type-v", ""),
     "LLAMA_ARG_TEMPERATURE": ("--temp", ""),
     "LLAMA_ARG_MMPROJ": ("--mmproj", ""),
-    "LLAMA_CACHE": (LOST, NO_GGUF),
+    "LLAMA_CACHE": (LOST, "give --download-dir, the folder of downloaded models"),
 }
 _ANSWERS = "llama-server's default for requests that do not set it"
 ASSUMED = (
@@ -443,5 +441,5 @@ ASSUMED = (
     Assumed("--override-generation-config", 0.05, _ANSWERS, "min_p"),
 )
 LLAMA_SERVER = ServerProgram(
-    "llama-server", VERSION, RULES, VARIABLES, ASSUMED, model=Rule((), "value", KEPT, "MODEL", convert=_gguf)
+    "llama-server", VERSION, RULES, VARIABLES, ASSUMED, model=Rule((), "value", KEPT, "MODEL", convert=files_model)
 )

@@ -18,7 +18,7 @@ from aiakq.terminal.translation.rules import (
     kept,
     lost,
 )
-from aiakq.terminal.translation.values import NO_GGUF, kv_cache, mapped, neutral, number, only_neutral, positive
+from aiakq.terminal.translation.values import kv_cache, mapped, neutral, number, only_neutral, positive
 
 VERSION = "August 2026"
 _INSTRUCTION = re.compile(
@@ -31,11 +31,11 @@ _CLIENT = "it is about the terminal of Ollama's own client; aiakq chat is one fo
 
 
 def _model(value: str) -> object:
-    """Folders with safetensors are the only models that Ollama and aiakq both read."""
-    if value.endswith(".gguf") or re.search(r"gguf|sha256|/blobs/", value, re.I):
-        raise Unavailable(NO_GGUF)
-    if value.startswith((".", "/", "~")):
+    """Return a folder, a GGUF file (those of Ollama's store are called by their hash), or a name on the hub."""
+    if value.startswith((".", "/", "~")) or value.endswith(".gguf"):
         return value
+    if value.startswith(("hf.co/", "huggingface.co/")):
+        return value.partition("/")[2]
     raise Unavailable(f"{value} of Ollama's library is a GGUF file: give the name of the model on Hugging Face's hub")
 
 

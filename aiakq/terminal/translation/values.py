@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,17 +86,11 @@ def comma_list(value: str) -> object:
     return [part for part in value.split(",") if part]
 
 
-NO_GGUF = (
-    "GGUF files are not read: give the model that the file was made from, or a release of it in GPTQ, AWQ or "
-    "compressed-tensors"
-)
-
-
 def files_model(value: str) -> object:
-    """Return a folder, or a name on the hub."""
-    if value.endswith(".gguf") or re.search(r"GGUF(:|$)", value):
-        raise Unavailable(NO_GGUF)
-    if "://" in value:
+    """Return a folder, a GGUF file, an address in object storage, or a name on the hub."""
+    from aiakq.formats import object_storage
+
+    if "://" in value and not object_storage.is_url(value):
         raise Unavailable("models are folders, or names on Hugging Face's hub; mount or download it first")
     return value
 

@@ -23,9 +23,7 @@ from aiakq.terminal.translation.values import (
 
 VERSION = "0.33.0"
 
-_LOADERS = (
-    "weights are read from safetensors and torch files, memory-mapped; give a folder in the format of Hugging Face"
-)
+_LOADERS = "weights are read from safetensors, torch and GGUF files; give a folder in the format of Hugging Face"
 RULES: tuple[Rule, ...] = (
     kept("MODEL", "model", files_model),
     kept("--config", "config", reason="its keys are read under the names of vLLM and of aiakq"),
@@ -43,8 +41,8 @@ RULES: tuple[Rule, ...] = (
         "--load-format",
         "load-format",
         mapped(
-            {kind: kind for kind in ("auto", "safetensors", "pt", "runai_streamer", "dummy")}
-            | {"npcache": "pt", "hf": "auto"}
+            {kind: kind for kind in ("auto", "safetensors", "pt", "gguf", "runai_streamer", "dummy")}
+            | {"npcache": "pt", "hf": "auto", "bitsandbytes": "auto"}
             | {"fastsafetensors": "safetensors", "instanttensor": "safetensors"},
             _LOADERS,
         ),

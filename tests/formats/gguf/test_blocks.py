@@ -15,7 +15,7 @@ from aiakq.formats.gguf.kinds import KINDS, NUMBERS
 from aiakq.kernels.ops.linear_reference import dequantize
 
 #: Random blocks of every kind, and what gguf-py 0.19 decodes them to.
-STORED = Path(__file__).parents[1] / "fixtures" / "gguf" / "blocks.safetensors"
+STORED = Path(__file__).parents[1] / "gguf_fixtures" / "blocks.safetensors"
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from aiakq.formats.gguf.kinds import KINDS, NUMBERS
 from aiakq.kernels.types import QWeight
 
 #: Rows of tinybooks, and the values to which llama-quantize --pure rounds them.
-ROUNDED = Path(__file__).parents[1] / "fixtures" / "gguf" / "rounded.safetensors"
-BLOCKS = Path(__file__).parents[1] / "fixtures" / "gguf" / "blocks.safetensors"
+ROUNDED = Path(__file__).parents[1] / "gguf_fixtures" / "rounded.safetensors"
+BLOCKS = Path(__file__).parents[1] / "gguf_fixtures" / "blocks.safetensors"
 
 
 def decoded(blocks: torch.Tensor, kind: str) -> torch.Tensor:

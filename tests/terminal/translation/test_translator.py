@@ -116,7 +116,7 @@ def test_the_default_sampling_of_llama_server_is_made_explicit():
         ("vllm serve m --swap-space 8", "--swap-space 8", "ignored"),
         ("vllm serve m --max-model-len long", "--max-model-len long", "lost"),
         ("vllm serve m --no-such-flag 3 --port 1", "--no-such-flag 3", "lost"),
-        ("vllm serve s3://bucket/m", "s3://bucket/m", "lost"),
+        ("vllm serve https://host/m", "https://host/m", "lost"),
         ("vllm serve m --tool-call-parser minimax_m2", "--tool-call-parser minimax_m2", "lost"),
         ("vllm serve m --kv-cache-dtype nvfp4", "--kv-cache-dtype nvfp4", "differs"),
         (
