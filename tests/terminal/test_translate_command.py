@@ -18,9 +18,9 @@ def test_what_changes_answers_sets_the_exit_code(process):
     done = process("translate", "--json", "llama-server -m x.gguf --mirostat 2 -fa on")
     document = json.loads(done.out)
     assert done.code == GATE and not document["complete"] and document["tool"] == "llama-server"
-    assert document["words"][:3] == ["aiakq", "serve", "MODEL"]
+    assert document["words"][:3] == ["aiakq", "serve", "x.gguf"]
     statuses = {row["option"]: row["status"] for row in document["options"]}
-    assert statuses["-m x.gguf"] == statuses["--mirostat 2"] == "lost" and statuses["-fa on"] == "ignored"
+    assert statuses["-m x.gguf"] == "kept" and statuses["--mirostat 2"] == "lost" and statuses["-fa on"] == "ignored"
 
 
 def test_other_commands_are_refused(process):

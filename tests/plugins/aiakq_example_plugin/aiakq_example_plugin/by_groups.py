@@ -16,7 +16,9 @@ def supports(problem: LinearProblem) -> str | None:
     """Weight-only schemes on a CPU."""
     if problem.device != "cpu":
         return "it runs on CPUs"
-    return "it takes no quantized activations" if problem.scheme == "w8a8" else None
+    if problem.scheme not in ("w2a16", "w3a16", "w4a16", "w8a16") or problem.has_offsets:
+        return "it takes integers with zero points, and no quantized activations"
+    return None
 
 
 def prepare(weight: QWeight, problem: LinearProblem) -> LinearLayer:
