@@ -105,6 +105,9 @@ def unsupported(name: str, kernel: object, problem: KernelProblem) -> str | None
     backend = BACKENDS.get(problem.device)
     if backend is not None and name in backend.names and (reason := backend.unsupported(problem)):
         return reason
+    # Kernels written before weights had offsets do not know them, and would leave them out.
+    if getattr(problem, "has_offsets", False) and not getattr(kernel, "HAS_OFFSETS", False):
+        return "it has no offsets"
     supports = getattr(kernel, "supports", None)
     return None if supports is None else supports(problem)
 

@@ -25,6 +25,7 @@ TILE = 32
 MAX_GROUP = 128
 #: See ops/linear.py.
 ROW_MULTIPLE = 1
+HAS_OFFSETS = True
 
 
 class NativeLinear(LinearLayer):

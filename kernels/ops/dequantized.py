@@ -11,6 +11,8 @@ from aiakq.kernels.ops.linear import LinearLayer, RoundedInputs
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import LinearProblem, QWeight
 
+HAS_OFFSETS = True
+
 
 def supports(problem: LinearProblem) -> str | None:
     """Support every scheme but w8a8, which keeps its integer product, which is faster than a float one."""

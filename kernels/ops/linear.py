@@ -66,7 +66,10 @@ class RoundedInputs(LinearLayer):
 
 
 class LinearKernel(Protocol):
-    """A module that implements linear layers with quantized weights."""
+    """A module that implements linear layers with quantized weights.
+
+    Weights with offsets are given to it only if it sets ``HAS_OFFSETS = True``.
+    """
 
     def prepare(self, weight: QWeight, problem: LinearProblem) -> LinearLayer:
         """Repack a weight into a private layout; the canonical copy may then be freed."""

@@ -18,6 +18,8 @@ from aiakq.kernels.ops.float8 import FloatCodesLinear, scaled
 from aiakq.kernels.ops.linear import LinearLayer, RoundedInputs
 from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
+HAS_OFFSETS = True
+
 
 def dequantize(weight: QWeight, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the float weight [N, K] in the natural input order (``perm`` and ``rotated`` undone), computed in

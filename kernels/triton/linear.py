@@ -31,8 +31,8 @@ def supports(problem: LinearProblem) -> str | None:
 
 def fits(problem: LinearProblem) -> str | None:
     """Return None if the layout can hold such a weight, or why not."""
-    if problem.scheme not in STORED_BITS or problem.has_offsets:
-        return f"it has no {problem.scheme}{' with offsets' if problem.has_offsets else ''}"
+    if problem.scheme not in STORED_BITS:
+        return f"it has no {problem.scheme}"
     if problem.dtype not in triton.DTYPES:
         return f"activations are float16 or bfloat16, not {problem.dtype}"
     if inputs_per_plane(problem.k, problem.group_size, STORED_BITS[problem.scheme]) is None:

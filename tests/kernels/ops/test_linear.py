@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,6 +110,15 @@ def check_products(implementation, make_weight):
             assert relative(y, x.double() @ dense.T + weight.bias.double()) < tolerance, (M, N, K, G, dtype)
     if not supported:
         pytest.skip(f"{implementation} supports none of them")
+
+
+def test_kernels_that_do_not_know_offsets_get_none():
+    problem = make_other("w4a16 offsets", 8, 64, 32).problem(torch.float32, "cpu")
+    kernel = SimpleNamespace(prepare=None, supports=lambda problem: None)
+    assert unsupported("plugin", kernel, problem) == "it has no offsets"
+    assert unsupported("plugin", kernel, replace(problem, has_offsets=False)) is None
+    kernel.HAS_OFFSETS = True
+    assert unsupported("plugin", kernel, problem) is None
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])

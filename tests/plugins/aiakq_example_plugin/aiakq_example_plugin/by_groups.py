@@ -16,7 +16,7 @@ def supports(problem: LinearProblem) -> str | None:
     """Weight-only schemes on a CPU."""
     if problem.device != "cpu":
         return "it runs on CPUs"
-    if problem.scheme not in ("w2a16", "w3a16", "w4a16", "w8a16") or problem.has_offsets:
+    if problem.scheme not in ("w2a16", "w3a16", "w4a16", "w8a16"):
         return "it takes integers with zero points, and no quantized activations"
     return None
 
