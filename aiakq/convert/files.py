@@ -11,6 +11,7 @@ import torch
 import aiakq
 from aiakq import formats
 from aiakq.convert.report import ConversionReport
+from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.dequantized import config_without_quantization, source_record
 from aiakq.formats.folded_scales import records_scales
@@ -46,7 +47,7 @@ def config_json(checkpoint: Checkpoint, to: QuantSpec | torch.dtype) -> dict[str
         _set_dtype(config, DTYPE_WORDS[to])
     else:
         own |= {"method": record["method"]} if "method" in record else {}
-        config["quantization_config"] = formats.load(to.format).to_config(to)
+        config["quantization_config"] = quantization_config.write(to)
     return {**config, "aiakq": own}
 
 

@@ -114,7 +114,7 @@ def refusal(format: str, layer: LayerSpec, source: QuantSpec) -> str | None:
         return "such files hold no indices of tables"
     if layer.float8 is None and layer.table is None and layer.bits not in getattr(module, "BITS", SUPPORTED_BITS):
         return f"such files hold no codes of {layer.bits} bits"
-    return module.supports(spec_of(format, layer, source))
+    return formats.supports(spec_of(format, layer, source))
 
 
 def plan(
@@ -189,14 +189,13 @@ def _nearest(name: str, wanted: LayerSpec, source: QuantSpec, linear: str) -> La
 
 def _holds_exceptions(name: str, source: QuantSpec, linears: list[Linear]) -> bool:
     """Whether the files can say that a layer is stored in another way than the rest."""
-    module = formats.load(name)
     layers = [linear.layer for linear in linears]
     layers += [LayerSpec(bits) for bits in SUPPORTED_BITS]
     for layer in layers:
         spec = spec_of(name, layer, source)
-        if module.supports(spec) is None:
+        if formats.supports(spec) is None:
             other = replace(layer, group_size=32 if layer.group_size != 32 else 64)
-            return module.supports(replace(spec, layers=(("other", other),))) is None
+            return formats.supports(replace(spec, layers=(("other", other),))) is None
     return True
 
 

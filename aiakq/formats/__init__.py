@@ -130,7 +130,7 @@ def choose(spec: QuantSpec, experts: bool = False) -> str:
 
     Every entry of ``spec.layers`` counts as an exception; ``experts`` tells whether the model has experts.
     """
-    if load(spec.format).supports(spec) is None and unportable(spec, experts) is None:
+    if supports(spec) is None and unportable(spec, experts) is None:
         return spec.format
     return FALLBACK
 
@@ -153,6 +153,13 @@ def remark(format: str, weight: QWeight | DecodedWeight, name: str) -> str | Non
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def supports(spec: QuantSpec) -> str | None:
+    """Return why the files of its format cannot hold ``spec``, or None."""
+    read_only = "aiakq reads such files, and does not write them"
+    found: str | None = _optional(spec.format, "supports", lambda _: read_only)(spec)
+    return found
 
 
 def config_files(spec: QuantSpec) -> dict[str, object]:

@@ -33,7 +33,6 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError
-from aiakq.formats import read_only
 from aiakq.formats.checks import finite, mismatch, need, read_bias, shaped
 from aiakq.formats.compatibility import Readers
 from aiakq.formats.config_values import read_flag, read_names, read_word, says_nothing, unsupported
@@ -50,12 +49,6 @@ _NESTED, _NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 SUFFIXES = ("weight", _ABSMAX, _MAP, _NESTED, _NESTED_MAP, *_STATES, "SCB", "weight_format", "bias")
 QUANT_METHODS = ("bitsandbytes",)
 RECORDS_METHOD = False
-supports, scale_dtype, to_config, write = (
-    read_only.supports,
-    read_only.scale_dtype,
-    read_only.to_config,
-    read_only.write,
-)
 
 #: The block size where the config has none; files say it for every linear.
 _BLOCK = 64

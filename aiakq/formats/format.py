@@ -24,6 +24,8 @@ tensor ``bias`` [N] in every format, and not part of ``packed_shapes``. Besides 
     unreadable(config, inventory) -> None | reason     why a checkpoint is not read, from its config.json and headers
 
 A suffix may have dots: ``weight.absmax``.
+
+A layout that is only read has no ``supports``, ``scale_dtype``, ``to_config`` and ``write``.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ class Format(Dialect, Protocol):
         """
 
     def write(self, weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return the tensors of one linear: the inverse of ``read``. Formats that ``supports`` nothing have none."""
+        """Return the tensors of one linear: the inverse of ``read``."""
 
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from aiakq.formats import read_only
 from aiakq.formats.checks import finite, mismatch, need, read_bias
 from aiakq.formats.compatibility import Readers
 from aiakq.formats.config_keys import check_keys
@@ -39,12 +38,6 @@ _RECORDS = tuple(
 SUFFIXES = ("W_q", "scale", "zero", "shape", "nbits", "axis", "bias", *_RECORDS)
 QUANT_METHODS = ("hqq",)
 RECORDS_METHOD = False
-supports, scale_dtype, to_config, write = (
-    read_only.supports,
-    read_only.scale_dtype,
-    read_only.to_config,
-    read_only.write,
-)
 
 _BITS = (1, 2, 3, 4, 5, 6, 8)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)

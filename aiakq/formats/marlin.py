@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aiakq.formats import read_only
 from aiakq.formats.bit_stream import unpack_stream
 from aiakq.formats.checks import check_scales, finite, mismatch, need, read_bias
 from aiakq.formats.compatibility import Readers
@@ -43,12 +42,6 @@ _CODES, _SCALES = ("B", "qweight"), ("s", "scales")
 SUFFIXES = (*_CODES, *_SCALES, "workspace", "bias")
 QUANT_METHODS = ("marlin", "gptq", "awq")
 RECORDS_METHOD = False
-supports, scale_dtype, to_config, write = (
-    read_only.supports,
-    read_only.scale_dtype,
-    read_only.to_config,
-    read_only.write,
-)
 
 _TILE = 16
 

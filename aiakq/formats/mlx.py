@@ -20,7 +20,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from aiakq.formats import read_only
 from aiakq.formats.bit_stream import unpack_stream
 from aiakq.formats.checks import finite, mismatch, need, read_bias, shaped
 from aiakq.formats.compatibility import Readers
@@ -36,12 +35,6 @@ _OFFSETS = ("biases", "qbiases")
 SUFFIXES = ("weight", "scales", *_OFFSETS, "bias")
 QUANT_METHODS = ("mlx", "metal")
 RECORDS_METHOD = False
-supports, scale_dtype, to_config, write = (
-    read_only.supports,
-    read_only.scale_dtype,
-    read_only.to_config,
-    read_only.write,
-)
 
 _BITS = (2, 3, 4, 5, 6, 8)
 #: Mode -> its group size.

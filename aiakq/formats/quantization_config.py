@@ -71,9 +71,13 @@ MLX_KEY = "quantization"
 def write(spec: QuantSpec) -> dict[str, Any]:
     """Return the ``quantization_config`` that transformers and vLLM read for ``spec``.
 
-    Raises ``option_conflict`` for per-layer settings that the format cannot express.
+    Raises ``option_conflict`` for per-layer settings that the format cannot express, and ``format_unsupported`` for one
+    that is only read.
     """
-    config: dict[str, object] = formats.load(spec.format).to_config(spec)
+    module = formats.load(spec.format)
+    if not hasattr(module, "to_config"):
+        raise unsupported(f"{spec.format}, which is read and not written")
+    config: dict[str, object] = module.to_config(spec)
     return config
 
 

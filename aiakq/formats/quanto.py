@@ -18,7 +18,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from aiakq.formats import read_only
 from aiakq.formats.checks import finite, mismatch, need, read_bias, shaped
 from aiakq.formats.compatibility import Readers
 from aiakq.formats.config_keys import check_keys
@@ -32,12 +31,6 @@ SUFFIXES = (_DATA, _SCALE, "input_scale", "output_scale", "bias")
 QUANT_METHODS = ("quanto",)
 CONFIG_FILE = "quanto_qmap.json"
 RECORDS_METHOD = False
-supports, scale_dtype, to_config, write = (
-    read_only.supports,
-    read_only.scale_dtype,
-    read_only.to_config,
-    read_only.write,
-)
 
 _FLOAT8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)

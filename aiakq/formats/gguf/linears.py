@@ -84,27 +84,6 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     return Dimensions(n, k, layout.bits, k // layout.group_size)
 
 
-def supports(spec: QuantSpec) -> str | None:
-    """Return why folders of safetensors cannot hold ``spec``: they hold no GGUF blocks."""
-    return "such blocks are in GGUF files only"
-
-
-def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of stored scales."""
-    return torch.float16
-
-
-def to_config(spec: QuantSpec) -> dict[str, object]:
-    """Return the ``quantization_config`` of a spec that ``from_config`` returned."""
-    modules = {name: layer.blocks for name, layer in spec.layers if layer is not None}
-    return {
-        "quant_method": "gguf",
-        "blocks": spec.blocks,
-        "modules": modules,
-        "not_quantized": list(spec.ignore),
-    }
-
-
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
     """Read one linear from its tensors, suffix -> tensor. Raises ``tensor_mismatch`` and ``not_finite``."""
     rows = need(tensors, "weight", name, 2, torch.uint8)

@@ -101,7 +101,7 @@ def settle_format(
     if chosen is None:
         chosen = formats.choose(whole, experts)
     else:
-        reason = formats.load(chosen).supports(replace(whole, format=chosen))
+        reason = formats.supports(replace(whole, format=chosen))
         if reason is not None:
             raise error(
                 "option_conflict",
