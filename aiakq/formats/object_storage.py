@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
+from aiakq.system.files import cache_folder
 
 #: Scheme of a URL -> the package that fsspec needs for it.
 SCHEMES = {
@@ -64,7 +65,7 @@ def fetch(url: str, cache: str | None, patterns: Sequence[str], ignore: Sequence
     Raises ``model_storage`` if the storage does not deliver them, and ``no_space`` if they do not fit on the disk.
     """
     url = url.rstrip("/")
-    root = Path(cache) if cache else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aiakq"
+    root = Path(cache) if cache else cache_folder()
     digest = hashlib.sha256(url.encode()).hexdigest()[:12]
     folder = root / "object-storage" / f"{_slug(url)}-{digest}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,3 +66,8 @@ def read_named_text(path: Path, limit: int, bad: Bad) -> str:
         return read_named(path, limit, bad).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise bad("it is not UTF-8 text") from None
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder in the user's cache for files that can be made again."""
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aiakq"

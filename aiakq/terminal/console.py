@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aiakq.errors import AiakqError, error
+from aiakq.system.files import cache_folder
 from aiakq.terminal.usage_errors import close_value
 
 if TYPE_CHECKING:
@@ -209,8 +209,7 @@ def note_missing_kernels(environment: Mapping[str, str]) -> None:
 
     if build.TARGET.exists() or environment.get("AIAKQ_CPU_LIBRARY"):
         return
-    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    marker = cache / "aiakq" / "no_native_kernels"
+    marker = cache_folder(environment) / "no_native_kernels"
     if marker.exists():
         return
     with contextlib.suppress(OSError):

@@ -5,13 +5,13 @@ Without torch: names are resolved before anything is loaded.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_json
+from aiakq.system.files import cache_folder
 
 #: Names the GGUF file, in a folder that was made for it.
 MARK = "gguf.json"
@@ -83,8 +83,7 @@ def local_file(folder: Path, wanted: str) -> Path:
 
 def cache_root() -> Path:
     """Return where the folders of GGUF files are."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    return (Path(given) if given else Path.home() / ".cache") / "aiakq" / "gguf"
+    return cache_folder() / "gguf"
 
 
 def gguf_of(folder: Path) -> Path | None:
