@@ -63,7 +63,10 @@ def dequantized_source(checkpoint: Checkpoint, storage: torch.dtype) -> tuple[Ch
         f"dequantized to {word}, and all figures compare with it, not with the model that it was made from."
     ]
     if spec.activation_bits:
-        notes.append("The source rounds activations to 8 bits; its dequantized weights were calibrated without that.")
+        notes.append(
+            f"The source rounds activations to {spec.activation_bits} bits; its dequantized weights were calibrated "
+            "without that."
+        )
     return dequantized(checkpoint, storage), notes
 
 

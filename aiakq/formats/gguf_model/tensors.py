@@ -115,8 +115,8 @@ class ModelTensors:
             for name in {part.tensor for name in decoded for part in self.sources[name].parts}
         )
         return (
-            f"{some_of(decoded)}: stored as blocks, {stored / 2**20:.0f} MiB, and decoded at load to "
-            f"{count * 2 / 2**20:.0f} MiB in 16 bits, or twice that in float32"
+            f"weights stored as blocks, {stored / 2**20:.0f} MiB, are decoded at load to {count * 2 / 2**20:.0f} MiB "
+            f"in 16 bits, or twice that in float32: {some_of(decoded)}"
         )
 
     def read(self, name: str) -> Tensor:
