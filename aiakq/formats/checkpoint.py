@@ -404,9 +404,3 @@ def _spellings(name: str) -> tuple[str, ...]:
     base = next((base for base in _BASES if name.startswith(base)), "model.")
     inner = name.removeprefix(base)
     return name, inner, base + name, f"model.language_model.{inner}", f"language_model.{name}"
-
-
-def packed_bytes(inventory: Mapping[str, TensorInfo]) -> int:
-    """Return the bytes of the codes of fused experts in MXFP4 (mxfp4.py)."""
-    names = (name for name in inventory if name.endswith("_blocks"))
-    return sum(inventory[name].nbytes for name in names if inventory[name].dtype == "U8")

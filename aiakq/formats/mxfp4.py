@@ -10,11 +10,12 @@ A model family reads these tensors itself, as it does all fused experts; other l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
 from aiakq.formats import float4
+from aiakq.formats.safetensors_file import TensorInfo
 from aiakq.kernels.types import QWeight
 
 #: Inputs that share a scale.
@@ -39,3 +40,9 @@ def read_experts(blocks: Tensor, scales: Tensor, biases: Tensor, name: str, rows
             table=float4.values().to(packed.device),
         )
         yield weight if rows is None else weight.with_rows(rows)
+
+
+def packed_bytes(inventory: Mapping[str, TensorInfo]) -> int:
+    """Return the bytes of the codes of fused experts."""
+    names = (name for name in inventory if name.endswith("_blocks"))
+    return sum(inventory[name].nbytes for name in names if inventory[name].dtype == "U8")

@@ -80,8 +80,8 @@ def read_threads(load_format: str, extra: Mapping[str, object]) -> int:
     known = {"concurrency", "memory_limit"} if streams else {"enable_multithread_load", "num_threads"}
     key, default = ("concurrency", _STREAMER_THREADS) if streams else ("num_threads", 8)
     threads, enabled = extra.get(key, default), streams or extra.get("enable_multithread_load", False)
-    is_count = type(threads) is int and 1 <= threads <= _MAX_THREADS
-    if not (extra.keys() <= known and is_count and enabled in (True, False)):
+    is_count = not isinstance(threads, bool) and isinstance(threads, int) and 1 <= threads <= _MAX_THREADS
+    if not isinstance(threads, int) or not (is_count and isinstance(enabled, bool) and extra.keys() <= known):
         raise error(
             "bad_option",
             option="--model-loader-extra-config",
@@ -89,4 +89,4 @@ def read_threads(load_format: str, extra: Mapping[str, object]) -> int:
             expected=f"a JSON object with {' and '.join(sorted(known))} for --load-format {load_format}",
             hint=f"{key} is a number from 1 to {_MAX_THREADS}.",
         )
-    return int(str(threads)) if enabled else 1
+    return threads if enabled else 1

@@ -11,7 +11,6 @@ from torch import Tensor
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.layers.linear import ConcatLinear
@@ -103,10 +102,6 @@ class LinearBuilder:
     ) -> LinearLayer:
         """Return a layer with a float weight [N, K], into which ``count`` layers of the checkpoint are fused."""
         return self._ops.dense(weight, bias, count, role)
-
-    def dequantized(self, weight: QWeight) -> Tensor:
-        """Return the weight [N, K] in the activation dtype."""
-        return dequantize(weight, self.ops.dtype)
 
     def quantized(self, weights: Sequence[QWeight], role: Role) -> LinearLayer:
         """Return one layer of quantized weights with the same K inputs, with outputs in the given order."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aiakq.formats.checkpoint import Checkpoint, packed_bytes
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.mxfp4 import packed_bytes
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.runtime.config.engine import EngineConfig
