@@ -132,6 +132,8 @@ def plan(
     if not _holds_exceptions(name, source, linears) and group_size is None:
         group_size = _common_group(linears, target)
     for linear in linears:
+        if any(table in linear.name.rpartition(".")[2] for table in _TABLES):
+            raise inexact(linear.name, name, "readers of such files expect embeddings as floats", lossy=False)
         wanted = replace(
             linear.layer,
             bits=bits or linear.layer.bits,

@@ -18,7 +18,7 @@ from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.formats.model_folder import SOURCE_KEY
-from aiakq.formats.quantization_config import CONFIG_KEYS
+from aiakq.formats.quantization_config import CONFIG_KEYS, MLX_KEY
 from aiakq.formats.safetensors_file import DTYPE_NAMES, TensorInfo
 from aiakq.kernels.types import QWeight
 from aiakq.rounding.integers import rows_at_once
@@ -63,7 +63,7 @@ def source_record(checkpoint: Checkpoint) -> dict[str, object]:
 
 def config_without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json without its ``quantization_config``, wherever programs write it."""
-    kept = {key: value for key, value in config.items() if key not in CONFIG_KEYS}
+    kept = {key: value for key, value in config.items() if key not in (*CONFIG_KEYS, MLX_KEY)}
     for part in _PARTS:
         if isinstance(kept.get(part), Mapping):
             kept[part] = {key: value for key, value in kept[part].items() if key not in CONFIG_KEYS}

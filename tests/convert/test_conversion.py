@@ -61,6 +61,21 @@ EXACT = [
 ]
 
 
+def test_embeddings_stay_floats_in_formats_of_linears(tmp_path: Path) -> None:
+    with pytest.raises(AiakqError, match=r"model.embed_tokens .* expect embeddings as floats") as caught:
+        convert(FIXTURES / "mlx-4bit", tmp_path / "out", "gptq_v2", lossy=True)
+    assert caught.value.id == "conversion_inexact" and "--lossy" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["mlx-4bit", "mlx-mixed"])
+def test_no_key_of_mlx_says_that_floats_are_quantized(name: str, tmp_path: Path) -> None:
+    assert convert(FIXTURES / name, tmp_path / "out", "fp32").exact
+    source, written = Checkpoint.open(FIXTURES / name), Checkpoint.open(tmp_path / "out")
+    assert "quantization" in source.config and "quantization" not in written.config and written.spec is None
+    for linear in source.quantized_linears():
+        assert torch.equal(written.tensor(f"{linear}.weight"), as_floats(source.read_linear(linear)))
+
+
 @pytest.mark.parametrize(("name", "to", "scheme"), EXACT, ids=lambda each: str(each).replace(" ", "_"))
 def test_every_weight_is_the_same_number(name: str, to: str, scheme: str, tmp_path: Path) -> None:
     source, output = FIXTURES / name, tmp_path / "out"
