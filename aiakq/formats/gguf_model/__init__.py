@@ -67,13 +67,16 @@ def tensor_names(config: Mapping[str, Any], keys: Metadata, shapes: Shapes) -> d
     """
     family = family_of(keys)
     layers = next(config[name] for name in ("num_hidden_layers", "n_layer", "n_layers") if name in config)
+    # Layers after those of the model, which predict more than one token.
+    unread = range(layers, layers + keys.integer("nextn_predict_layers", 0, low=0))
     found: dict[str, TensorSource] = {}
     for name in shapes:
         match = _NAME.fullmatch(name)
         module = match["module"] if match else name
-        if module in _IN_CONFIG or (match and match["layer"] and int(match["layer"]) >= layers):
-            continue  # the layers after those of the model predict more than one token
-        rule = _rule(family, match) if match else None
+        layer = int(match["layer"]) if match and match["layer"] else None
+        if module in _IN_CONFIG or layer in unread:
+            continue
+        rule = _rule(family, match) if match and (layer is None or layer < layers) else None
         if rule is None or match is None:
             raise unsupported(
                 f"{keys.file} has the tensor {name[:80]!r}, which aiakq's {family.model_type} models lack"

@@ -139,3 +139,10 @@ def test_a_tensor_of_another_family_is_refused_by_name():
 def test_a_tensor_of_another_shape_is_refused_by_name():
     with pytest.raises(AiakqError, match=r"blk\.0\.attn_q\.weight has the shape"):
         tensor_names(config({}), Metadata(LLAMA, "x.gguf"), SHAPES | {"blk.0.attn_q.weight": (66, 64)})
+
+
+def test_layers_beyond_those_of_the_metadata_are_refused_by_name():
+    shapes = {**SHAPES, "blk.2.attn_norm.weight": (64,)}
+    keys = Metadata(LLAMA, "x.gguf")
+    with pytest.raises(AiakqError, match=r"x.gguf has the tensor 'blk.2.attn_norm.weight'"):
+        tensor_names(config({}, shapes), keys, shapes)
