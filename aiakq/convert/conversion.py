@@ -197,7 +197,7 @@ class _Conversion:
         freed = sum("activations" in layer.change for layer in report.layers)
         if freed:
             report.notes.append(
-                f"The source rounds the activations of {freed} layers to 8 bits and {report.to} does not: outputs "
+                f"The source rounds the activations of {freed} layers and {report.to} does not: outputs "
                 "differ by that rounding."
             )
         if self.dtype is not None and report.worst is not None:

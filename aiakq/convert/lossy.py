@@ -11,7 +11,7 @@ from aiakq.convert.exact import Abilities, Inexact, expressed
 from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.formats.dequantized import some_rows
 from aiakq.kernels.ops.linear_reference import dequantize
-from aiakq.kernels.types import QWeight
+from aiakq.kernels.types import InputRounding, QWeight
 from aiakq.rounding.ranges import round_near, round_searched
 from aiakq.spec import LayerSpec
 
@@ -22,15 +22,15 @@ def rounded(weight: QWeight, layer: LayerSpec, abilities: Abilities) -> tuple[QW
     What can be kept is kept: codes if only the activations are no longer rounded, or only the scales are. Otherwise
     weights are rounded to the nearest code of a range that is searched for each group.
     """
-    without = replace(weight, scheme=f"w{weight.bits}a16", input_scale=None)
     changes = []
-    if weight.scheme == "w8a8" and not layer.activation_bits:
+    if not weight.scheme.endswith("a16") and not layer.activation_bits:
         changes.append("activations are no longer rounded")
-        weight = without
-    try:
-        return expressed(weight, layer, abilities), changes[0]
-    except (Inexact, IndexError):
-        pass
+        kind = "lut4" if weight.table is not None else "fp8" if weight.code_type is not None else f"w{weight.bits}"
+        weight = replace(weight, scheme=f"{kind}a16", input_scale=None, rounding=InputRounding())
+        try:
+            return expressed(weight, layer, abilities), changes[0]
+        except Inexact:
+            pass
     try:
         kept = expressed(weight, layer, replace(abilities, scales=None))
         if abilities.scales is not None and bool(torch.isfinite(kept.scales.to(abilities.scales)).all()):

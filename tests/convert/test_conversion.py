@@ -67,6 +67,13 @@ def test_embeddings_stay_floats_in_formats_of_linears(tmp_path: Path) -> None:
     assert caught.value.id == "conversion_inexact" and "--lossy" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["lc-nvfp4", "lc-mxfp4", "lc-mxfp8", "lc-sq"])
+def test_activations_that_are_no_longer_rounded_are_named(name: str, tmp_path: Path) -> None:
+    report = convert(FIXTURES / name, tmp_path / "out", "gptq", lossy=True)
+    assert all("activations are no longer rounded" in layer.change for layer in report.layers)
+    assert any("rounds the activations of 7 layers" in note for note in report.notes)
+
+
 @pytest.mark.parametrize("name", ["mlx-4bit", "mlx-mixed"])
 def test_no_key_of_mlx_says_that_floats_are_quantized(name: str, tmp_path: Path) -> None:
     assert convert(FIXTURES / name, tmp_path / "out", "fp32").exact
