@@ -85,7 +85,7 @@ def read_dimensions(headers: Headers, spec: QuantSpec, read: Callable[[str], Ten
     n, k = _shape(read("shape"), "linear")
     groups = math.prod(headers["scale"].shape)
     size = math.gcd(k, n * k // groups)
-    return Dimensions(n, k, _bits(read("nbits"), "linear"), k // size)
+    return Dimensions(n, k, max(2, _bits(read("nbits"), "linear")), k // size)
 
 
 # --- config -----------------------------------------------------------------------------------------------------------

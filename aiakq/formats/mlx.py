@@ -40,6 +40,8 @@ _BITS = (2, 3, 4, 5, 6, 8)
 #: Mode -> its group size.
 _FLOAT_MODES = {"mxfp4": 32, "nvfp4": 16}
 _KEYS = frozenset("quant_method group_size bits mode modules_to_not_convert".split())
+#: Layers outside of all others, whose names have no dot.
+_OUTER = ("lm_head",)
 _LAYER_KEYS = frozenset("group_size bits mode".split())
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
 #: Values of ``model_type`` for which mlx-lm keeps the tensors and their names as they are in Hugging Face's files.
@@ -86,7 +88,7 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
 
 def from_config(config: Mapping[str, object]) -> QuantSpec | None:
     """Return the spec of a config. Raises ``format_unsupported``."""
-    names = {key: value for key, value in config.items() if key not in _KEYS and isinstance(value, bool | Mapping)}
+    names = {key: value for key, value in config.items() if key not in _KEYS and _is_layer(key, value)}
     rest = {key: value for key, value in config.items() if key not in names}
     check_keys(rest, _KEYS, "the quantization of MLX")
     base = _layer(config, LayerSpec(4, 64, symmetric=False))
@@ -99,6 +101,11 @@ def from_config(config: Mapping[str, object]) -> QuantSpec | None:
         ignore=tuple(f"*{name}*" for name in skipped),
         layers=layers,
     )
+
+
+def _is_layer(key: str, value: object) -> bool:
+    """Whether a key is the name of a layer; a setting, too, may be true or false."""
+    return isinstance(value, Mapping) or (isinstance(value, bool) and ("." in key or key in _OUTER))
 
 
 def _override(name: str, value: object, base: LayerSpec) -> LayerSpec | None:
@@ -119,10 +126,10 @@ def _layer(values: Mapping[str, object], base: LayerSpec) -> LayerSpec:
     if mode != "affine":
         if bits != 4 or size != _FLOAT_MODES[mode]:
             raise unsupported(f"MLX's {mode} with {bits} bits in groups of {size}")
-        return replace(base, bits=4, group_size=size, table="e2m1")
+        return replace(base, bits=4, group_size=size, table="e2m1", symmetric=True)
     if bits not in _BITS or size < 1 or size * bits % 32:
         raise unsupported(f"MLX with {bits} bits in groups of {size}")
-    return replace(base, bits=bits, group_size=size, table=None)
+    return replace(base, bits=bits, group_size=size, table=None, symmetric=False)
 
 
 def _integer(values: Mapping[str, object], key: str, default: int) -> int:

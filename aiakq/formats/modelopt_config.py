@@ -31,6 +31,8 @@ _ALGORITHMS: Mapping[str, LayerSpec] = {
 }
 _MIXED = "MIXED_PRECISION"
 _LAYER = ("quant_algo", "group_size")
+_GROUP = ("weights", "input_activations", "targets")
+_PART = ("num_bits", "type", "dynamic", "group_size", "strategy")
 _QUANTIZATION = (*_LAYER, "exclude_modules", "quantized_layers")
 
 
@@ -93,9 +95,20 @@ def _listed(values: Mapping[str, object]) -> list[tuple[str, LayerSpec | None]]:
 
 def _check_group(group: Mapping[str, object], layer: LayerSpec | None) -> None:
     """Raise ``format_unsupported`` for a config group of other numbers than those of ``layer``; None: of no floats."""
+    check_keys(group, _GROUP, "a config group of ModelOpt")
+    targets = read_names(group.get("targets"), "targets")
+    if layer is not None and targets and list(targets) != ["Linear"]:
+        raise unsupported(f"NVIDIA ModelOpt with a config group for {', '.join(targets)!r:.80}, not for all linears")
     expected = {} if layer is None else {"weights": layer.bits, "input_activations": layer.activation_bits}
     for part in ("weights", "input_activations"):
         stored = read_object(group.get(part), part)
+        check_keys(stored, _PART, f"the {part} of a config group of ModelOpt")
+        by_row = layer is not None and layer.group_size == -1 and layer.float8 is not None and layer.float8.rows == 1
+        if layer is not None and stored.get("strategy") not in (None, "channel" if by_row else None):
+            raise unsupported(f"NVIDIA ModelOpt with {part} of the strategy {stored['strategy']!r:.40}")
+        size = read_integer(first_of(stored, "group_size", default=0), "group_size")
+        if layer is not None and size > 0 and size != layer.group_size:
+            raise unsupported(f"NVIDIA ModelOpt with {part} in groups of {size}, not {layer.group_size}")
         bits = stored.get("num_bits", expected.get(part, 8))
         fits = bits == expected[part] if part in expected else bits in (4, 8)
         if stored and (not fits or read_word(stored, "type", default="float") != "float"):

@@ -233,6 +233,11 @@ def test_layers_of_modelopt_may_have_algorithms_of_their_own(tiny_model, tmp_pat
         (of_modelopt("NVFP4", 16, pre_quant_scale=True), "'pre_quant_scale' (True)"),
         (of_modelopt("W4A8_NVFP4_FP8", 16), "'W4A8_NVFP4_FP8'"),
         (of_modelopt("NVFP4", 16, config_groups={"group_0": {"weights": {"num_bits": 8}}}), "weights of 8 bits"),
+        (of_modelopt("NVFP4", 16, config_groups={"group_0": {"weights": FOUR | {"group_size": 32}}}), "groups of 32"),
+        (of_modelopt("NVFP4", 16, config_groups={"group_0": {"weights": FOUR | {"hadamard": 64}}}), "'hadamard' (64)"),
+        (of_modelopt("NVFP4", 16, config_groups={"group_0": {"weights": FOUR | {"strategy": "channel"}}}), "'channel'"),
+        (of_modelopt("NVFP4", 16, config_groups={"group_0": {"weights": FOUR, "targets": ["x"]}}), "for 'x'"),
+        (of_modelopt("NVFP4", 16, config_groups={"group_0": {"weights": FOUR, "smooth": 1}}), "'smooth' (1)"),
         (of_modelopt("MIXED_PRECISION", 16), "no quantized_layers"),
         (of_modelopt("MIXED_PRECISION", 16, quantized_layers={"a": {"quant_algo": "W4A16_AWQ"}}), "'W4A16_AWQ'"),
         (

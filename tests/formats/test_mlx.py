@@ -25,9 +25,9 @@ def read(values: dict[str, Any]) -> Any:
 
 
 def test_layers_may_have_settings_of_their_own() -> None:
-    spec = read({"group_size": 64, "bits": 4, "a": {"group_size": 32, "bits": 6}, "b": False, "c": True})
+    spec = read({"group_size": 64, "bits": 4, "a": {"group_size": 32, "bits": 6}, "m.b": False, "m.c": True})
     assert spec.for_layer("a").scheme == "w6a16" and spec.for_layer("a").group_size == 32
-    assert spec.for_layer("b") is None and spec.for_layer("c").scheme == spec.for_layer("d").scheme == "w4a16"
+    assert spec.for_layer("m.b") is None and spec.for_layer("m.c").scheme == spec.for_layer("d").scheme == "w4a16"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,7 @@ def test_layers_may_have_settings_of_their_own() -> None:
         {"group_size": 64, "bits": 4, "mode": "mxfp8"},
         {"group_size": 64, "bits": 4, "mode": "mxfp4"},
         {"group_size": 64, "bits": 4, "linear_class": "x"},
+        {"group_size": 64, "bits": 4, "rotate_inputs": True},
         {"group_size": 64, "bits": 4, "a": {"bits": 4, "other": 1}},
     ],
     ids=str,
