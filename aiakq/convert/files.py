@@ -15,6 +15,7 @@ from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.dequantized import config_without_quantization, source_record
 from aiakq.formats.folded_scales import records_scales
+from aiakq.formats.gguf.choice import model_path
 from aiakq.formats.model_folder import (
     FOLDED_SCALES,
     SOURCE_KEY,
@@ -85,7 +86,7 @@ def card(report: ConversionReport, source: Path) -> str:
             f"The weights were rounded: their relative error is {percent(report.mean_error)} on average, and "
             f"{percent(worst.relative_error)} at worst (`{worst.name}`)."
         )
-    name = source.resolve().name
+    name = model_path(source.resolve()).name
     lines = [
         f"---\n{front}---\n",
         f"# {name}, {report.to}\n",

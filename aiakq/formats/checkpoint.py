@@ -176,6 +176,11 @@ class Checkpoint:
             )
 
     @property
+    def named_path(self) -> Path:
+        """What the user calls the model: the GGUF file, or the folder."""
+        return self.path if self.gguf is None else self.gguf.file.path
+
+    @property
     def weights_folder(self) -> Path:
         """The folder of the files that the inventory names."""
         return self.path if self.gguf is None else self.gguf.file.path.parent

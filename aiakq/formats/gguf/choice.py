@@ -96,6 +96,11 @@ def gguf_of(folder: Path) -> Path | None:
     return Path(path)
 
 
+def model_path(folder: Path) -> Path:
+    """Return what the user calls the model in ``folder``: its GGUF file, else the folder itself."""
+    return gguf_of(folder) or folder
+
+
 def missing_tokenizer(folder: Path) -> AiakqError | None:
     """Return why a folder of a GGUF file has no tokenizer; None if it has one, and for other folders."""
     if gguf_of(folder) is None:

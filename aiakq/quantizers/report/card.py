@@ -16,6 +16,7 @@ from aiakq.data.documents import sources
 from aiakq.errors import AiakqError
 from aiakq.evaluation.wording import DECIDES, figure_rows
 from aiakq.formats.compatibility import Readers
+from aiakq.formats.gguf.choice import model_path
 from aiakq.formats.model_folder import open_file
 from aiakq.formats.yaml_text import InvalidYaml, parse_yaml
 from aiakq.html_report.numbers import percent, size
@@ -40,7 +41,7 @@ def text(
     inherited  entries of its card that this one inherits, see ``inherited_entries``.
     """
     hub = _HUB_NAME.fullmatch(options.input) is not None and not Path(options.input).exists()
-    name = options.input.rpartition("/")[2] if hub else source.resolve().name
+    name = options.input.rpartition("/")[2] if hub else model_path(source.resolve()).name
     front: dict[str, object] = dict(inherited or {})
     if hub:
         front |= {"base_model": options.input, "base_model_relation": "quantized"}

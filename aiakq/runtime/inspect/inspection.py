@@ -212,7 +212,7 @@ def inspect_checkpoint(
     architecture = first_architecture(checkpoint.config)
     head = "" if target.model is None else target.model.stored_head
     return Inspection(
-        path=str(checkpoint.path),
+        path=str(checkpoint.named_path),
         architecture=architecture,
         support=_support(architecture if target.model is None else target.model.architecture),
         writer=_writer(checkpoint),

@@ -12,7 +12,7 @@ from gguf_files import original, originals, unpacked
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.gguf.choice import MARK, choose_file, gguf_of, quantization_label
+from aiakq.formats.gguf.choice import MARK, choose_file, gguf_of, model_path, quantization_label
 from aiakq.formats.gguf_model.folder import gguf_folder
 from aiakq.formats.hub import check_model_name, resolve_model
 from aiakq.runtime.text.tokenizer import Tokenizer
@@ -100,3 +100,10 @@ def test_an_unknown_tokenizer_is_refused_when_it_is_needed(tmp_path):
     Checkpoint.open(folder)
     with pytest.raises(AiakqError, match=r"gpt-9.*--tokenizer"):
         Tokenizer.load(folder)
+
+
+def test_a_model_is_called_by_its_file(tmp_path):
+    file = unpacked("llama", tmp_path)
+    folder = gguf_folder(file)
+    assert model_path(folder) == Checkpoint.open(folder).named_path == file.resolve()
+    assert model_path(tmp_path) == tmp_path
