@@ -87,7 +87,7 @@ def test_weights_with_tables_and_8_bit_floats(capsys):
         (["--shape", "96"], "--shape is '96'"),
         (["--shape", "96x0"], "--shape is '96x0'"),
         (["--shape", "8x8", "--rows", "1,a"], "--rows is 'a'"),
-        (["--shape", "8x8", "--scheme", "w5a16"], "--scheme is 'w5a16'"),
+        (["--shape", "8x8", "--scheme", "w7a16"], "--scheme is 'w7a16'"),
         (["--shape", "8x8", "--device", "cpu", "--tune"], "--tune is not available: CPU kernels have"),
     ],
 )
