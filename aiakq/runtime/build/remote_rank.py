@@ -35,12 +35,14 @@ def main() -> None:
         channel.send_failure(failure)
         exit_child(failure.exit_code)
     assert isinstance(listener.address, tuple)
+    # Imported before the address is announced: torch may take longer to import than ranks wait for each other.
+    from aiakq.runtime.build import model_loader, new_runner  # noqa: F401
+    from aiakq.runtime.distributed.rendezvous import Rendezvous
+
     with contextlib.suppress(Disconnected):
         channel.send(Listening(*listener.address))
 
     def connect(load: Load) -> Connections:
-        from aiakq.runtime.distributed.rendezvous import Rendezvous  # imported late, because it imports torch
-
         rendezvous = Rendezvous(load.rank, load.size, load.addresses, listener, secret)
         try:
             return rendezvous.connect(load.time_limit)
