@@ -133,12 +133,12 @@ def eight_bits() -> Iterator[Row]:
 
 def our_rows(bits: int, symmetric: bool) -> Iterator[Row]:
     kind, grid = kind_of(bits, symmetric), {"bits": bits, "group_size": group_of(bits), "symmetric": symmetric}
-    if bits == 4 and not symmetric:
-        yield ours(kind, "RTN", "awq", plain=True)
-        yield ours(kind, "awq", "awq")
-    else:
-        yield ours(kind, "RTN", "gptq", plain=True, **grid)
+    zero_points = bits == 4 and not symmetric
+    yield ours(kind, "RTN", "awq", plain=True) if zero_points else ours(kind, "RTN", "gptq", plain=True, **grid)
     yield ours(kind, "gptq", "gptq", **grid)
+    if zero_points:
+        yield ours(kind, "awq", "awq")
+        yield ours(kind, "awq, original targets", "awq", targets="original")
     for name, more in GPTQ_SETTINGS.items():
         if more.keys() <= OPTIONS and all(bits <= MAX_BITS.get(option, bits) for option in more):
             yield ours(kind, name, "gptq", **grid, **more)
