@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError
 from aiakq.formats.gguf.choice import MARK, gguf_of
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model import config_of
