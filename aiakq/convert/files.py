@@ -15,7 +15,7 @@ from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.dequantized import config_without_quantization, source_record
 from aiakq.formats.folded_scales import records_scales
-from aiakq.formats.gguf.choice import model_path
+from aiakq.formats.made_folder import model_path
 from aiakq.formats.model_folder import (
     FOLDED_SCALES,
     SOURCE_KEY,

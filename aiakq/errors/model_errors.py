@@ -166,8 +166,12 @@ FOLDER_ERRORS = {
     "gguf_choice": ErrorKind(
         "'{path}' {problem}: {found}.", "Name one by its quantization, like {example}, or give the file itself."
     ),
+    "mistral_unsupported": ErrorKind(
+        "This model in Mistral's format is not supported: {reason}.",
+        "Take its release in Hugging Face's format: config.json and model*.safetensors.",
+    ),
     "cache_unwritable": ErrorKind(
-        "The config and tokenizer of a GGUF file cannot be written to '{path}': {reason}.",
+        "The config and tokenizer of the model cannot be written to '{path}': {reason}.",
         "Set XDG_CACHE_HOME to a folder that can be written.",
         ENVIRONMENT,
     ),

@@ -20,9 +20,12 @@ from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config, unread_formats
 from aiakq.formats.checks import check_activation_factors, derive_group_size, finite
-from aiakq.formats.gguf_model.folder import ModelTensors, tensors_of
+from aiakq.formats.foreign_tensors import ForeignTensors
+from aiakq.formats.gguf_model.folder import tensors_of
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
+from aiakq.formats.made_folder import MISTRAL, source_of
+from aiakq.formats.mistral.tensors import MistralTensors
 from aiakq.formats.model_folder import (
     PARTIAL_MARK,
     check_manifest,
@@ -35,7 +38,7 @@ from aiakq.formats.model_folder import (
 )
 from aiakq.formats.rotated_inputs import check_rotated
 from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
-from aiakq.formats.shards import Shards, describe_unread, shard_files, unread_files
+from aiakq.formats.shards import Shards, consolidated_files, describe_unread, shard_files, unread_files
 from aiakq.formats.torch_file import read_torch_file
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
@@ -59,7 +62,7 @@ class Checkpoint:
     unread     the remark about files of weights that are not read; empty if there are none.
     mapped     whether tensors of safetensors files are memory-mapped: loading is a tenth faster, but truncating a
                shard in the meantime kills the process with SIGBUS.
-    gguf       the tensors of a GGUF file, whose metadata the folder holds, in place of shards; else None.
+    foreign    the tensors of what the folder was made from (made_folder.py), in place of shards; else None.
     threads    threads that read a tensor of a file that is not mapped.
     """
 
@@ -70,7 +73,7 @@ class Checkpoint:
         self.remarks: list[str] = []
         self.unread = ""
         self.mapped = False
-        self.gguf: ModelTensors | None = None
+        self.foreign: ForeignTensors | None = None
         self.threads = 1
         self._mappings: dict[str, Any] = {}
         self._streams: dict[str, BinaryIO] = {}
@@ -92,7 +95,7 @@ class Checkpoint:
     ) -> Checkpoint:
         """Read config.json and every shard's header.
 
-        weights  safetensors or pt read only one kind; auto reads torch's files where there are no safetensors.
+        weights  safetensors, pt or mistral read only one kind; auto reads torch's files where there are no safetensors.
         ignore   patterns of weight files to ignore.
         config   replaces config.json.
 
@@ -110,9 +113,10 @@ class Checkpoint:
             config = read_json(folder / "config.json", str(folder / "config.json"))
         if len(config) > _MAX_CONFIG_KEYS:  # config classes of transformers are slow for each key
             raise error("model_malformed", file="config.json", reason=f"it has {len(config)} keys")
-        if (tensors := tensors_of(folder, config)) is not None:
-            return cls._of_gguf(folder, tensors, config)
-        shards = shard_files(folder, weights, ignore)
+        if (tensors := cls._foreign_tensors(folder, config, ignore)) is not None:
+            return cls._of_foreign(folder, tensors, config)
+        consolidated = weights == MISTRAL
+        shards = consolidated_files(folder, ignore) if consolidated else shard_files(folder, weights, ignore)
         check_manifest(folder, config)
         checkpoint = cls(folder, dict(config))
         checkpoint._identities["config.json"] = before
@@ -128,14 +132,27 @@ class Checkpoint:
         return checkpoint
 
     @classmethod
-    def _of_gguf(cls, folder: Path, tensors: ModelTensors, config: Mapping[str, Any]) -> Checkpoint:
-        """Return the checkpoint of a GGUF file whose metadata ``folder`` holds."""
+    def _foreign_tensors(cls, folder: Path, config: Mapping[str, Any], ignore: Sequence[str]) -> ForeignTensors | None:
+        """Return the tensors of what ``folder`` was made from; None for a folder with its own."""
+        if (source := source_of(folder, MISTRAL)) is not None:
+            return MistralTensors.of(cls.open(source, MISTRAL, ignore, {}), config)
+        return tensors_of(folder, config)
+
+    @classmethod
+    def _of_foreign(cls, folder: Path, tensors: ForeignTensors, config: Mapping[str, Any]) -> Checkpoint:
+        """Return the checkpoint in ``folder``, which was made from what holds ``tensors``."""
         checkpoint = cls(folder, dict(config))
-        checkpoint.gguf = tensors
+        checkpoint.foreign = tensors
         checkpoint.inventory = tensors.inventory
         if remark := tensors.remark():
             checkpoint.remarks.append(remark)
         return checkpoint
+
+    def read_with(self, mapped: bool, threads: int, dtype: torch.dtype) -> None:
+        """Set how tensors are read, see ``Checkpoint``, and the dtype of floats that are decoded from blocks."""
+        self.mapped, self.threads = mapped, threads
+        if self.foreign is not None:
+            self.foreign.read_with(mapped, threads, dtype)
 
     def _add_shard(self, file: str, listed: Collection[str] | None, shards: Shards) -> None:
         """Add the tensors of a shard to the inventory: those that it holds, whatever the index says.
@@ -177,13 +194,13 @@ class Checkpoint:
 
     @property
     def named_path(self) -> Path:
-        """What the user calls the model: the GGUF file, or the folder."""
-        return self.path if self.gguf is None else self.gguf.file.path
+        """What the user calls the model: what the folder was made from, or the folder."""
+        return self.path if self.foreign is None else self.foreign.source
 
     @property
     def weights_folder(self) -> Path:
         """The folder of the files that the inventory names."""
-        return self.path if self.gguf is None else self.gguf.file.path.parent
+        return self.path if self.foreign is None else self.foreign.folder
 
     @cached_property
     def spec(self) -> QuantSpec | None:
@@ -202,8 +219,8 @@ class Checkpoint:
 
         Raises ``model_malformed`` if the file has changed since its header was read.
         """
-        if self.gguf is not None:
-            return self.gguf.read(name)
+        if self.foreign is not None:
+            return self.foreign.read(name)
         info = self.inventory[name]
         if self.mapped and not info.file.endswith(".bin"):
             mapping = self._mappings.get(info.file) or self._map(info.file)
@@ -281,7 +298,7 @@ class Checkpoint:
     def changed_files(self) -> list[str]:
         """Return the recorded files that were written, replaced, added or removed since."""
         changed = [file for file, known in self._identities.items() if file_identity(self.path / file) != known]
-        return changed + (self.gguf.file.changed_files() if self.gguf else [])
+        return changed + (self.foreign.changed_files() if self.foreign else [])
 
     @property
     def nbytes(self) -> int:
@@ -389,8 +406,8 @@ class Checkpoint:
 
     def close(self) -> None:
         """Close the files; tensors that were read remain valid."""
-        if self.gguf is not None:
-            self.gguf.file.close()
+        if self.foreign is not None:
+            self.foreign.close()
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()

@@ -12,16 +12,17 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats import object_storage
 from aiakq.formats.gguf.choice import choose_file, is_gguf, local_file
+from aiakq.formats.mistral.choice import TOKENIZERS, WEIGHTS, has_only_mistral, is_mistral_folder
 from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY
 from aiakq.formats.shards import has_torch_files, variant_of
 from aiakq.system.network import answers
 
 #: Files to download besides weights: config, tokenizer, templates.
-_OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+_OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", *TOKENIZERS, "*.tiktoken", "*.py"]
 #: Weights; torch's own files only for repositories without safetensors, or if requested.
 _SAFETENSORS = ["*.safetensors"]
 _TORCH = ["pytorch_model*.bin"]
-_KINDS: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _TORCH}
+_KINDS: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _TORCH, "mistral": [*WEIGHTS]}
 #: Folders of sentence-transformers' modules, which are small, and their files.
 _MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
@@ -94,11 +95,12 @@ def resolve_model(
 ) -> Path:
     """Return the folder of a model: the local one, else a snapshot downloaded from object storage or the hub.
 
-    That of a GGUF file holds its config and tokenizer. A quantization after a colon selects such a file:
-    FOLDER:Q4_K_M, org/name:Q4_K_M.
+    That of a GGUF file, and of a model in Mistral's format only, holds its config and tokenizer. A quantization after
+    a colon selects a GGUF file: FOLDER:Q4_K_M, org/name:Q4_K_M.
 
     cache    download folder; the hub client's own if None.
-    weights  kind of weights to download, as for ``Checkpoint.open``, or none.
+    weights  kind of weights to download, as for ``Checkpoint.open``, or none. mistral: a folder in both formats is
+             read in Mistral's.
     ignore   patterns of files not to download.
     token    access token; None: the hub client's own, if any; empty: the hub client's own, which must exist.
 
@@ -178,6 +180,10 @@ def _model_in(folder: Path, quantization: str, weights: str, files: Sequence[str
     chosen = [file for file in files if file.endswith(".gguf") and "*" not in file]
     if chosen:
         return _gguf_folder(folder / chosen[0])
+    if weights == "mistral" or (is_mistral_folder(folder) and not quantization and weights not in ("gguf", "pt")):
+        from aiakq.formats.mistral.folder import mistral_folder  # imports torch
+
+        return mistral_folder(folder, with_weights=weights != "none")
     found = [path.name for path in folder.glob("*.gguf")]
     others = any(next(folder.glob(pattern), None) for pattern in (*_SAFETENSORS, *_TORCH))
     if not quantization and weights != "gguf" and (others or not found or weights in ("safetensors", "pt")):
@@ -268,6 +274,8 @@ def _patterns_of(weights: str, files: Sequence[str], quantization: str, name: st
     )
     if quantization or weights == "gguf" or is_gguf_only:
         return choose_file(files, quantization, name)
+    if has_only_mistral(own):
+        return _KINDS["mistral"]
     safetensors = [file for file in own if file.endswith(".safetensors")]
     if all(map(variant_of, safetensors)) and has_torch_files(own):  # the local folder is read like this, too
         return _TORCH

@@ -36,6 +36,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NUMBERED = re.compile(r"(.*)-([0-9]{1,6})-of-([0-9]{1,6})\.safetensors")
 #: Files that repeat the weights under other names, as Mistral publishes them.
 _COPIES = ("consolidated*.safetensors",)
+_CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
 #: File -> its tensors according to the index, or None without an index.
 Shards = Mapping[str, frozenset[str] | None]
 
@@ -88,6 +89,21 @@ def shard_files(folder: Path, weights: str, ignore: Sequence[str]) -> Shards:
     if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
         raise error("pickle_refused", path=str(folder), reason="there is no safetensors file and no pytorch_model.bin")
     raise _no_weights(folder, "pytorch_model*.bin" if weights == "pt" else "*.safetensors")
+
+
+def consolidated_files(folder: Path, ignore: Sequence[str]) -> Shards:
+    """Return the files of weights of a model in Mistral's format: one file, those of an index, or a whole set.
+
+    Raises ``model_incomplete`` and ``model_malformed``.
+    """
+    shards = _matching(folder, _COPIES, ignore)
+    if "consolidated.safetensors" in shards:
+        return {"consolidated.safetensors": None}
+    if os.path.lexists(folder / _CONSOLIDATED_INDEX):
+        return _indexed_files(folder, _CONSOLIDATED_INDEX, ".safetensors", ignore)
+    if not shards:
+        raise _no_weights(folder, _COPIES[0])
+    return _whole_set(folder, shards, ())
 
 
 def unread_files(folder: Path, shards: Collection[str], ignore: Sequence[str]) -> list[str]:

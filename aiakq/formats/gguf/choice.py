@@ -1,4 +1,4 @@
-"""Which GGUF file a name means, and the folder in the cache that holds its config and tokenizer (gguf_model/folder.py).
+"""Which GGUF file a name means, and which one a folder was made from (gguf_model/folder.py).
 
 Without torch: names are resolved before anything is loaded.
 """
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.made_folder import GGUF, mark_of, source_of
 from aiakq.formats.model_folder import read_json
-from aiakq.system.files import cache_folder
 
 #: Names the GGUF file, in a folder that was made for it.
-MARK = "gguf.json"
+MARK = mark_of(GGUF)
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})")
 #: Files beside models: projectors of images, and statistics of calibration.
 _NO_MODEL = re.compile(r"(mmproj|mtp)[-_].*|.*[-_.](imatrix|mmproj)([-_.].*)?", re.IGNORECASE)
@@ -81,24 +81,9 @@ def local_file(folder: Path, wanted: str) -> Path:
     return folder / choose_file(names, wanted, str(folder))[0]
 
 
-def cache_root() -> Path:
-    """Return where the folders of GGUF files are."""
-    return cache_folder() / "gguf"
-
-
 def gguf_of(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder that ``gguf_folder`` made; None for others. Raises ``model_malformed``."""
-    if not (folder / MARK).is_file() or folder.resolve().parent != cache_root().resolve():
-        return None
-    path = read_json(folder / MARK, MARK).get("file")
-    if not isinstance(path, str):
-        raise error("model_malformed", file=MARK, reason="it names no file")
-    return Path(path)
-
-
-def model_path(folder: Path) -> Path:
-    """Return what the user calls the model in ``folder``: its GGUF file, else the folder itself."""
-    return gguf_of(folder) or folder
+    """Return the GGUF file of a folder that was made from one; None for others. Raises ``model_malformed``."""
+    return source_of(folder, GGUF)
 
 
 def missing_tokenizer(folder: Path) -> AiakqError | None:

@@ -1,32 +1,24 @@
 """The model folder of a GGUF file: config.json and the tokenizer's files, made from its metadata in a cache.
 
-Everything that loads a model expects a folder. That of a GGUF file holds what its metadata says in the words of Hugging
-Face, a few MiB, and ``gguf.json``, which names the file with the tensors. It is made once for each version of the file:
-its name is a hash of path, size and time. Nothing else writes there, so a folder elsewhere cannot name files.
+It is made once for each version of the file, see made_folder.py; ``gguf.json`` names the file with the tensors.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import re
-import shutil
-import tempfile
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from aiakq.errors import AiakqError, error
-from aiakq.formats.gguf.choice import MARK, cache_root, gguf_of
+from aiakq.errors import AiakqError
+from aiakq.formats.gguf.choice import MARK, gguf_of
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model import config_of
 from aiakq.formats.gguf_model.keys import Metadata, unsupported
 from aiakq.formats.gguf_model.tensors import ModelTensors as ModelTensors
 from aiakq.formats.gguf_model.tokenizer import special_ids, tokenizer_files
+from aiakq.formats.made_folder import GGUF, made_path, write_made
 
 #: Changes whenever the files of a folder would be others.
 _FORMAT = 2
@@ -48,9 +40,10 @@ def gguf_folder(path: Path) -> Path:
     """
     file = GGUFFile.open(path.resolve())
     try:
-        folder = cache_root() / _folder_name(file)
+        parts = [file.path.parent / name for name in file.files]
+        folder = made_path(GGUF, file.path.stem, parts, _FORMAT)
         if not (folder / MARK).is_file():
-            _write(folder, model_files(file))
+            write_made(folder, GGUF, model_files(file))
     finally:
         file.close()
     return folder
@@ -94,30 +87,3 @@ def _floats(file: GGUFFile, name: str) -> Tensor:
     if tensor.kind.name != "F32":
         raise unsupported(f"{name} is of the kind {tensor.kind.name}, not F32")
     return file.read(name).contiguous().view(torch.float32).reshape(tensor.shape)
-
-
-def _folder_name(file: GGUFFile) -> str:
-    parts = [file.path.parent / name for name in file.files]
-    stats = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for part in parts]
-    digest = hashlib.sha256(json.dumps([_FORMAT, version("aiakq"), stats]).encode()).hexdigest()
-    stem = re.sub(r"[^A-Za-z0-9._-]", "_", file.path.stem)[:80]
-    return f"{stem}-{digest[:16]}"
-
-
-def _write(folder: Path, files: Mapping[str, Any]) -> None:
-    """Write the files of a folder, which appears with all of them at once."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
-        try:
-            for name, content in files.items():
-                text = json.dumps(content, ensure_ascii=False, indent=1 if name != "tokenizer.json" else None)
-                (partial / name).write_text(text, encoding="utf-8", errors="surrogatepass")
-            os.replace(partial, folder)
-        except OSError:
-            if not (folder / MARK).is_file():  # another process was faster
-                raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    except OSError as problem:
-        raise error("cache_unwritable", path=str(folder.parent), reason=problem.strerror or str(problem)) from None

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,6 +73,28 @@ class ModelTensors:
             else:
                 found.inventory[name] = TensorInfo(found._float_dtype(source), shape, first.file, first.offset)
         return found
+
+    @property
+    def source(self) -> Path:
+        """The GGUF file."""
+        return self.file.path
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the file and its parts."""
+        return self.file.path.parent
+
+    def read_with(self, mapped: bool, threads: int, dtype: torch.dtype) -> None:
+        """Set the dtype of floats that are decoded from blocks. How the file is read does not vary."""
+        self.dtype = dtype
+
+    def changed_files(self) -> list[str]:
+        """Return the parts of the file that have changed since they were opened."""
+        return self.file.changed_files()
+
+    def close(self) -> None:
+        """Close the file; tensors that were read remain valid."""
+        self.file.close()
 
     def _kinds(self, source: TensorSource) -> set[Kind]:
         return {self.file.tensors[part.tensor].kind for part in source.parts}

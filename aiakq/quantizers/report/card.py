@@ -16,7 +16,7 @@ from aiakq.data.documents import sources
 from aiakq.errors import AiakqError
 from aiakq.evaluation.wording import DECIDES, figure_rows
 from aiakq.formats.compatibility import Readers
-from aiakq.formats.gguf.choice import model_path
+from aiakq.formats.made_folder import model_path
 from aiakq.formats.model_folder import open_file
 from aiakq.formats.yaml_text import InvalidYaml, parse_yaml
 from aiakq.html_report.numbers import percent, size

@@ -33,9 +33,7 @@ def open_weights(config: EngineConfig, collective: Collective | None = None) -> 
     """Open the checkpoint of ``config`` as a source of weights, with the implementations that memory allows."""
     load = config.load
     checkpoint = Checkpoint.open(load.path, load.weights, load.ignore_patterns, config.model.raw)
-    checkpoint.mapped, checkpoint.threads = load.mapped, load.read_threads
-    if checkpoint.gguf is not None:
-        checkpoint.gguf.dtype = config.device.dtype
+    checkpoint.read_with(load.mapped, load.read_threads, config.device.dtype)
     may_dequantize = _may_dequantize(config, checkpoint)
     rounding = RoundingAtLoad(checkpoint, config.spec) if load.rounds and config.spec is not None else None
     weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective), rounding)

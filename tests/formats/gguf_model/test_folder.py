@@ -12,9 +12,10 @@ from gguf_files import original, originals, unpacked
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.gguf.choice import MARK, choose_file, gguf_of, model_path, quantization_label
+from aiakq.formats.gguf.choice import MARK, choose_file, gguf_of, quantization_label
 from aiakq.formats.gguf_model.folder import gguf_folder
 from aiakq.formats.hub import check_model_name, resolve_model
+from aiakq.formats.made_folder import model_path
 from aiakq.runtime.text.tokenizer import Tokenizer
 
 

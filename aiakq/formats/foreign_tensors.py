@@ -1,0 +1,43 @@
+"""ForeignTensors: the tensors of a model that is stored in another form, in Hugging Face's names and shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from aiakq.formats.safetensors_file import TensorInfo
+
+
+class ForeignTensors(Protocol):
+    """What a checkpoint reads instead of shards, if its folder was made from something else (made_folder.py).
+
+    inventory  name -> header of every tensor.
+    """
+
+    inventory: dict[str, TensorInfo]
+
+    @property
+    def source(self) -> Path:
+        """What the user calls the model."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the files that the inventory names."""
+
+    def remark(self) -> str:
+        """Return what to tell the user about how tensors are read; empty for nothing."""
+
+    def read_with(self, mapped: bool, threads: int, dtype: torch.dtype) -> None:
+        """Set how tensors are read, see ``Checkpoint.read_with``."""
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor. Raises KeyError for an unknown name, ``model_malformed``, ``not_finite``."""
+
+    def changed_files(self) -> list[str]:
+        """Return the files that were written, replaced or removed since they were opened."""
+
+    def close(self) -> None:
+        """Close the files; tensors that were read remain valid."""
