@@ -46,6 +46,9 @@ class DummyWeights(LinearBuilder):
     def has(self, name: str) -> bool:
         return False  # families then use their default names
 
+    def is_packed(self, name: str) -> bool:
+        return False
+
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return [*shape] in ``dtype`` or the activation dtype: ones for norms, otherwise N(0, 1 / shape[-1])."""
         return self._random(name, *shape).to(device=self.ops.device, dtype=dtype or self.ops.dtype)
