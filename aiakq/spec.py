@@ -55,6 +55,7 @@ class LayerSpec:
     table: str | None = None
     blocks: str | None = None
     scale_type: str | None = None
+    activation_type: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,14 @@ class QuantSpec:
     bits             bits per weight code.
     group_size       inputs per scale along K; -1 means one scale per output row.
     symmetric        whether the zero point is 2**(bits - 1) everywhere.
-    activation_bits  8 or 4 if activations are quantized too (schemes w8a8, fp8a8, lut4a8 and lut4a4), else None.
+    activation_bits  8 or 4 if activations are quantized too (schemes w8a8, w4a8, fp8a8, lut4a8, lut4a4), else None.
     float8           how the scales of codes that are 8-bit floats are shared; None for other codes.
     table            name of the values (aiakq/kernels/tables.py) that 4-bit codes are indices of; None for other codes.
     blocks           ggml's name of the blocks that hold a row, like Q4_K; None in other formats than GGUF.
     scale_type       what the scales of a group, and those of activations, are rounded to: e8m0 (MXFP4, MXFP8) or e4m3
                      times a number for the whole layer (NVFP4); None: they are any floats.
+    activation_type  what activations beside integers are rounded to: int8 or uint8 as compressed-tensors does, or e4m3;
+                     None: what the scheme says, with w8a8 symmetric int8 as kernels compute it.
     static_input     activations use a stored scale instead of one computed per token, or a stored unit of their scales.
     desc_act         the file stores the group index of every input, in no order (GPTQ act-order).
     ignore           names or patterns (aiakq/patterns.py) of modules that are not quantized.
@@ -91,6 +94,7 @@ class QuantSpec:
     table: str | None = None
     blocks: str | None = None
     scale_type: str | None = None
+    activation_type: str | None = None
     desc_act: bool = False
     ignore: tuple[str, ...] = ("lm_head",)
     layers: tuple[tuple[str, LayerSpec | None], ...] = ()
@@ -145,7 +149,7 @@ class QuantSpec:
             return "fp8a8" if self.activation_bits else "fp8a16"
         if self.table is not None:
             return f"lut{self.bits}a{self.activation_bits or 16}"
-        return "w8a8" if self.activation_bits else f"w{self.bits}a16"
+        return f"w{self.bits}a{self.activation_bits or 16}"
 
     def describe(self) -> str:
         """One phrase for tables, like ``w4a16 g128 asym``."""
@@ -155,6 +159,7 @@ class QuantSpec:
         zeros = " sym" if self.symmetric else " asym"
         if self.float8 is not None or self.table is not None:
             zeros = "".join(f" {name}" for name in (self.table, self.scale_type) if name)
+        zeros += f", activations in {self.activation_type}" if self.activation_type else ""
         others = ", some layers differ" if self.mixed else ""
         rotated = ", some inputs rotated" if self.rotated else ""
         return f"{self.scheme} {group}{zeros}{others}{rotated}"

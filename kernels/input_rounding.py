@@ -1,4 +1,4 @@
-"""InputRounding: how a layer rounds its inputs to small floats."""
+"""InputRounding: how a layer rounds its inputs to small floats or integers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class InputRounding:
-    """How a layer of scheme fp8a8, lut4a8 or lut4a4 rounds its inputs, and computes the scales of each group.
+    """How a layer rounds its inputs, and computes the scales of each group; the default also stands for symmetric
+    int8 in the kernels of w8a8.
 
     group          inputs that share a scale, counted from the first; 0: all K of a row.
     powers_of_two  whether scales are rounded up to powers of two.
     bound          the largest max|x| that counts; larger inputs are cut off. Infinity: all count.
     min_scale      the smallest scale; 0: any.
-    elements       what inputs divided by their scale are rounded to, e4m3 or e2m1.
+    elements       what inputs divided by their scale are rounded to: e4m3, e2m1, or as compressed-tensors does, int8
+                   (symmetric, max|x| / 127.5) or uint8 (with a zero point).
     scales         float32: max|x| / 448. e8m0: powers of two, of the exponent of max|x| (MXFP4, MXFP8). e4m3: these, in
                    units of ``input_scale`` (NVFP4). See ops/block_floats.py.
     reciprocal     whether scales in e4m3 are divided by ``input_scale``, instead of multiplied.
+    zero           the zero point of uint8, -128 .. 127, that belongs to ``input_scale``.
     """
 
     group: int = 0
@@ -27,3 +30,9 @@ class InputRounding:
     elements: str = "e4m3"
     scales: str = "float32"
     reciprocal: bool = False
+    zero: int = 0
+
+    @property
+    def is_separate(self) -> bool:
+        """Whether no kernel rounds inputs so: they are rounded before."""
+        return self.scales != "float32" or self.elements in ("int8", "uint8")

@@ -19,9 +19,10 @@ from aiakq.kernels.recurrent_types import StateContext
 
 #: Bits of one weight code for each scheme. ``w16`` is any unquantized float. The codes of ``fp8`` are 8-bit floats, and
 #: with ``a8`` activations are rounded to e4m3. Those of ``lut4`` are indices into a table (look-up table) of 16 floats,
-#: and with ``a4`` and ``a8`` activations are rounded to e2m1 and e4m3.
+#: and with ``a4`` and ``a8`` activations are rounded to e2m1 and e4m3; ``QWeight.rounding`` says more.
 SCHEME_BITS = {
     **{f"w{bits}a16": bits for bits in (2, 3, 4, 5, 6, 8)},
+    **{f"w{bits}a8": bits for bits in (2, 3, 4, 5, 6)},
     "lut4a16": 4,
     "lut4a8": 4,
     "lut4a4": 4,
@@ -30,7 +31,7 @@ SCHEME_BITS = {
     "fp8a8": 8,
 }
 #: Schemes whose inputs are rounded before any kernel -> that of the kernel.
-WEIGHT_ONLY = {"lut4a8": "lut4a16", "lut4a4": "lut4a16"}
+WEIGHT_ONLY = {"lut4a8": "lut4a16", "lut4a4": "lut4a16", **{f"w{bits}a8": f"w{bits}a16" for bits in (2, 3, 4, 5, 6)}}
 
 #: 8-bit dtypes of the KV cache, with one scale per token and head, and the value to which the largest element of a head
 #: is scaled. e5m2 has exponent range to spare: its scales are near 1, so that products fit into float16.
@@ -59,9 +60,10 @@ class QWeight:
     perm        [K] int64, or None for the natural order: column j of ``codes`` multiplies input perm[j].
     bias        [N] float or None.
     group_size  G; equal to K for one scale per row.
-    input_scale scalar float32, the static activation scale (w8a8, fp8a8, lut4a8 and lut4a4 only); None means one
-                dynamic scale per token, or what ``rounding`` says.
-    rounding    how activations are rounded (fp8a8, lut4a8 and lut4a4 only).
+    input_scale scalar float32, the static activation scale (schemes with a8 or a4 only); None means one dynamic scale
+                per token, or what ``rounding`` says.
+    rounding    how activations are rounded (schemes with a8 or a4 only). For w8a8, which is symmetric with one scale
+                per output otherwise, ``is_separate`` allows groups and zero points.
     rounded     dtype to which the tool that wrote W rounds its elements when it decodes them (bitsandbytes), or None.
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
     """
@@ -101,9 +103,9 @@ class QWeight:
         """Return the weight-only layer that is applied to rounded inputs, for a rounding that no kernel computes; None
         for other weights: their kernels round the inputs, if any.
         """
-        if self.scheme not in WEIGHT_ONLY and self.rounding.scales == "float32":
+        if self.scheme not in WEIGHT_ONLY and not self.rounding.is_separate:
             return None
-        scheme = WEIGHT_ONLY.get(self.scheme, "fp8a16")
+        scheme = WEIGHT_ONLY.get(self.scheme) or ("fp8a16" if self.code_type is not None else "w8a16")
         return replace(self, scheme=scheme, input_scale=None, rounding=InputRounding())
 
     def to(self, device: torch.device) -> QWeight:

@@ -15,8 +15,9 @@ For one linear with N outputs, K inputs, b bits and ng groups (one for per-chann
                      input_scale        [1] float, static activations only
     both             bias               [N], optional
 
-3-bit codes are packed without gaps; older versions put ten of them into each word instead. The shapes distinguish the
-two, and also determine the bit width, regardless of the config.
+Codes of 3, 5, 6 and 7 bits are packed without gaps; older versions put as many as fit into each word instead. The
+shapes distinguish the two, and also determine the bit width where the config's does not fit. Beside rounded
+activations, codes of fewer than 8 bits are packed, or one in each byte.
 """
 
 from __future__ import annotations
@@ -28,19 +29,16 @@ from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.formats import compressed_tensors_config, compressed_tensors_floats, float4, float8
+from aiakq.formats import compressed_tensors_integers as integers
 from aiakq.formats.checks import (
-    check_scales,
-    derive_group_size,
     finite,
     mismatch,
-    need,
     order_from_groups,
-    read_bias,
-    shaped,
 )
 from aiakq.formats.compatibility import Readers
+from aiakq.formats.compressed_tensors_integers import gapped_words, width
 from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, present, stored_size
-from aiakq.kernels.packing import SUPPORTED_BITS, pack, unpack, words_for
+from aiakq.kernels.packing import pack, words_for
 from aiakq.kernels.types import SCHEME_BITS, QWeight
 from aiakq.spec import QuantSpec
 
@@ -101,30 +99,25 @@ def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
     groups = stored_size(headers, ("weight_scale", "weight_zero_point"), 1, num_groups, lambda size: k % size == 0)
     stored = headers["weight_scale"].shape if "weight_scale" in headers else (n, groups)
     scale = stored if stored == (1,) or (stored in ((), (n,)) and groups == 1) else (n, groups)
+    inputs: Shapes = {}
+    if spec.static_input:
+        inputs["input_scale"] = headers["input_scale"].shape if "input_scale" in headers else (1,)
     if "weight_packed" not in headers:
-        shapes: Shapes = {"weight": (n, k), "weight_scale": scale}
-        if spec.static_input:
-            shapes["input_scale"] = headers["input_scale"].shape if "input_scale" in headers else (1,)
-        return shapes
+        return {"weight": (n, k), "weight_scale": scale} | inputs
     packed = matrix(headers, "weight_packed")
     words = packed.shape[1] if packed is not None else words_for(k, spec.bits)
-    fits = any(words in (words_for(k, bits), _gapped_words(k, bits)) for bits in SUPPORTED_BITS)
-    shapes = {"weight_packed": (n, words if fits else words_for(k, spec.bits)), "weight_scale": scale}
-    shapes |= {"weight_shape": (2,)} | present(headers, weight_g_idx=(k,))
+    fits = width(words, k, spec.bits) is not None
+    shapes: Shapes = {"weight_packed": (n, words if fits else words_for(k, spec.bits)), "weight_scale": scale}
+    shapes |= inputs | {"weight_shape": (2,)} | present(headers, weight_g_idx=(k,))
     zero = headers.get("weight_zero_point")
     if zero is not None or not spec.symmetric:
-        bits = next((bits for bits in (spec.bits, *SUPPORTED_BITS) if words == words_for(k, bits)), 3)
+        bits = width(words, k, spec.bits) or spec.bits
         rows = n if zero is not None and zero.dtype == "I8" else words_for(n, bits)
-        if zero is not None and words != words_for(k, bits):
-            rows = _gapped_words(n, bits)
+        if zero is not None and zero.dtype != "I8" and words != words_for(k, bits):
+            rows = gapped_words(n, bits)
         flat = zero is not None and zero.dtype == "I8" and zero.shape == (n,) and groups == 1
         shapes["weight_zero_point"] = (n,) if flat else (rows, groups)
     return shapes
-
-
-def _gapped_words(count: int, bits: int) -> int:
-    """Return the words for ``count`` codes if none straddles two words, as old versions packed 3 bits."""
-    return -(-count // (32 // bits))
 
 
 def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
@@ -138,7 +131,7 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     perm, static = "weight_g_idx" in headers, "input_scale" in headers
     if "weight_packed" not in headers:
         n, k = headers["weight"].shape
-        return Dimensions(n, k, 8, groups, perm, static)
+        return Dimensions(n, k, spec.bits if spec.activation_bits else 8, groups, perm, static)
     n, words = headers["weight_packed"].shape
     # 3-bit words may have gaps, and K may end anywhere in a word: whole groups are more precise than words.
     k = groups * spec.group_size if groups > 1 and spec.group_size > 0 else words * 32 // spec.bits
@@ -210,12 +203,12 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     if "weight_packed" in tensors:
         if tensors["weight_packed"].dtype == torch.uint8:
             return _read_float4(tensors, spec, name)
-        return _read_packed(tensors, spec, name)
+        return integers.read_packed(tensors, spec, name)
     if "weight" in tensors and tensors["weight"].dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         _check_input_zeros(tensors, name)
         weight = float8.read(tensors, spec, name)
     else:
-        weight = _read_int8(tensors, spec, name)
+        weight = integers.read_int8(tensors, spec, name)
     _check_order(tensors, weight, name)
     return weight
 
@@ -243,136 +236,6 @@ def _check_input_zeros(tensors: Mapping[str, Tensor], name: str) -> None:
         if stored is not None and bool((stored.to(torch.float32) != 0).any()):
             of = "activations" if suffix.startswith("input") else "floats as weights"
             raise error("format_unsupported", reason=f"{name} has {of} with a zero point")
-
-
-def _read_packed(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
-    if spec.table is not None:
-        raise error("format_unsupported", reason=f"{name} has integers as weights, and the config says floats")
-    if spec.activation_bits:
-        raise error("format_unsupported", reason=f"{name} has packed weights together with quantized activations")
-    packed = need(tensors, "weight_packed", name, 2, torch.int32)
-    shape = need(tensors, "weight_shape", name, 1, torch.int64, torch.int32).tolist()
-    scales = tensors.get("weight_scale")
-    if scales is None or scales.dtype not in _FLOATS:
-        raise mismatch(name, "weight_scale is missing or not a float")
-    bits = _width(packed.shape[1], shape[1], spec.bits) if len(shape) == 2 and shape[0] == packed.shape[0] else None
-    if bits is None:
-        raise mismatch(name, f"weight_shape is {shape}, weight_packed {list(packed.shape)} at {spec.bits} bits")
-    n, k = shape
-    scales = _rows(scales, n, name)
-    groups = scales.shape[1]
-    group_size = derive_group_size(k, groups, spec.group_size, "weight_scale", name)
-    codes = _unpack(packed, bits, k)
-    perm = None
-    if "weight_g_idx" in tensors:
-        perm = order_from_groups(tensors["weight_g_idx"], k, groups, group_size, "weight_g_idx", name)
-        if perm is not None:
-            codes = codes[:, perm].contiguous()
-    zeros = None
-    if "weight_zero_point" in tensors:
-        point = tensors["weight_zero_point"]
-        if point.dtype == torch.int8 and point.shape == (n,):
-            tensors = {**tensors, "weight_zero_point": point.unsqueeze(1)}
-        zeros = _read_zeros(need(tensors, "weight_zero_point", name, 2, torch.int32, torch.int8), n, groups, bits, name)
-    elif not spec.symmetric:
-        raise mismatch(name, "weight_zero_point is missing")
-    check_scales(scales, codes, zeros, group_size, bits, "weight_scale", name)
-    return QWeight(
-        scheme=f"w{bits}a16",
-        codes=codes,
-        scales=scales,
-        zeros=zeros,
-        perm=perm,
-        bias=read_bias(tensors, n, name),
-        group_size=group_size,
-    )
-
-
-def _width(words: int, k: int, likely: int) -> int | None:
-    """Return the bits per code for K codes in this many words, ``likely`` if possible; None if no width fits."""
-    if k <= 0:
-        return None
-    fitting = [bits for bits in SUPPORTED_BITS if words in (words_for(k, bits), _gapped_words(k, bits))]
-    return likely if likely in fitting else fitting[0] if fitting else None
-
-
-def _unpack(words: Tensor, bits: int, count: int, dim: int = -1) -> Tensor:
-    """``unpack`` for words with or without gaps."""
-    if words.shape[dim] == words_for(count, bits):
-        return unpack(words, bits, dim=dim, count=count)
-    rows = words.movedim(dim, -1)
-    shifts = torch.arange(0, 32 // bits * bits, bits, dtype=torch.int32, device=words.device)
-    codes: Tensor = ((rows.unsqueeze(-1) >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(-2)
-    return codes[..., :count].movedim(-1, dim).contiguous()
-
-
-def _read_zeros(stored: Tensor, n: int, groups: int, bits: int, name: str) -> Tensor | None:
-    """Return zero points [N, ng] uint8 as codes, or None if all are 0, which is the code 2**(b-1)."""
-    half = 2 ** (bits - 1)
-    if stored.dtype == torch.int8:
-        shaped(stored, (n, groups), "weight_zero_point", name)
-        low, high = int(stored.min()), int(stored.max())
-        if low < -half or high >= half:
-            raise mismatch(name, f"weight_zero_point is {low if low < -half else high}, outside {-half}..{half - 1}")
-        zeros = (stored.to(torch.int16) + half).to(torch.uint8)
-    else:
-        if _width(stored.shape[0], n, bits) != bits:
-            shaped(stored, (words_for(n, bits), groups), "weight_zero_point", name)
-        zeros = _unpack(shaped(stored, (stored.shape[0], groups), "weight_zero_point", name), bits, n, dim=0)
-    return None if bool((zeros == half).all()) else zeros
-
-
-def _rows(scales: Tensor, n: int, name: str) -> Tensor:
-    """Return scales [N, ng]; a single number is repeated for all."""
-    if scales.numel() == 1:
-        scales = scales.reshape(1, 1).expand(n, 1).contiguous()
-    elif scales.shape == (n,):
-        scales = scales.unsqueeze(1)
-    if scales.dim() != 2:
-        raise mismatch(name, f"weight_scale has shape {list(scales.shape)}, not 2 dimensions")
-    return finite(shaped(scales, (n, scales.shape[1]), "weight_scale", name), "weight_scale", name)
-
-
-def _read_int8(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
-    weight = need(tensors, "weight", name, 2, torch.int8)
-    n, k = weight.shape
-    scales = tensors.get("weight_scale")
-    if scales is None or scales.dtype not in _FLOATS:
-        raise mismatch(name, "weight_scale is missing or not a float")
-    scales = _rows(scales, n, name)
-    groups = scales.shape[1]
-    group_size = derive_group_size(k, groups, spec.group_size, "weight_scale", name)
-    zeros = None
-    if "weight_zero_point" in tensors:
-        point = need(tensors, "weight_zero_point", name, tensors["weight_zero_point"].dim(), torch.int8)
-        point = point.reshape(1, 1).expand(n, 1) if point.numel() == 1 else point
-        point = point.unsqueeze(1) if point.shape == (n,) else point
-        zeros = _read_zeros(point, n, groups, 8, name)
-    if spec.activation_bits and (zeros is not None or groups != 1):
-        reason = f"{name} has 8-bit activations, and weights that are asymmetric or in groups"
-        raise error("format_unsupported", reason=reason)
-    input_scale = None
-    if spec.static_input:
-        stored = tensors.get("input_scale")
-        if stored is None or stored.numel() != 1:
-            raise mismatch(name, "input_scale is missing or not one number")
-        input_scale = finite(stored.reshape(()).to(torch.float32), "input_scale", name)
-        if float(input_scale) <= 0:
-            raise mismatch(name, f"input_scale is {float(input_scale)}, which is no scale")
-    input_zero = tensors.get("input_zero_point")
-    if input_zero is not None and bool((input_zero != 0).any()):
-        raise error("format_unsupported", reason=f"{name} has activations with a zero point")
-    codes = (weight.to(torch.int16) + 128).to(torch.uint8)
-    check_scales(scales, codes, zeros, group_size, 8, "weight_scale", name)
-    return QWeight(
-        scheme="w8a8" if spec.activation_bits else "w8a16",
-        codes=codes,
-        scales=scales,
-        zeros=zeros,
-        bias=read_bias(tensors, n, name),
-        group_size=group_size,
-        input_scale=input_scale,
-    )
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:

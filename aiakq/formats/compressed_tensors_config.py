@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from aiakq.formats import compressed_tensors_floats
 from aiakq.formats.compressed_tensors_floats import is_dynamic
 from aiakq.formats.config_keys import ARGUMENTS, GROUP, check_keys
 from aiakq.formats.config_values import (
     first_of,
-    read_bits,
     read_flag,
     read_group_size,
     read_integer,
@@ -33,9 +33,7 @@ def from_config(config: Mapping[str, object]) -> QuantSpec:
     if transforms.get("config_groups"):
         raise unsupported("compressed-tensors with rotations of its activations (transform_config)")
     check_keys(transforms, ("config_groups",), "transform_config of compressed-tensors")
-    sparsity = read_word(read_object(config.get("sparsity_config"), "sparsity_config"), "format", default="dense")
-    if sparsity != "dense":
-        raise unsupported(f"compressed-tensors with sparse weights ({sparsity!r:.40})")
+    _check_sparsity(read_object(config.get("sparsity_config"), "sparsity_config"))
     groups = [_stated(group, name) for name, group in read_object(config.get("config_groups"), "config_groups").items()]
     listed: dict[str, LayerSpec] = {}
     for group in groups:
@@ -58,6 +56,25 @@ def from_config(config: Mapping[str, object]) -> QuantSpec:
         ignore=read_names(config.get("ignore"), "ignore"),
         layers=tuple(layers),
     )
+
+
+#: Layouts of weights of which those that are 0 are left out.
+_SPARSE = ("sparse-24-bitmask", "sparse-bitmask", "marlin-24")
+#: Records of how many weights are 0, and of which layers.
+_SPARSITY = ("format", "targets", "ignore", "global_sparsity", "sparsity_structure", "registry_requires_subclass")
+
+
+def _check_sparsity(sparsity: Mapping[str, object]) -> None:
+    """Raise ``format_unsupported`` unless weights of 0 are stored like all others."""
+    check_keys(sparsity, _SPARSITY, "sparsity_config of compressed-tensors")
+    layout = read_word(sparsity, "format", default="dense")
+    if layout in _SPARSE:
+        raise unsupported(
+            f"compressed-tensors whose weights of 0 are left out ({layout}); load the model in the llm-compressor that "
+            "wrote it and save it with save_compressed=False, or use the checkpoint from before that"
+        )
+    if layout != "dense":
+        raise unsupported(f"compressed-tensors with the sparsity_config format {layout!r:.40}")
 
 
 def _stated(group: object, name: str) -> Mapping[str, object]:
@@ -92,33 +109,44 @@ def _read_group(group: Mapping[str, object], shared_format: object) -> LayerSpec
         raise unsupported(f"compressed-tensors weights with strategy {strategy!r:.40}")
     if is_dynamic(weights) or not says_nothing(weights.get("block_structure")):
         raise unsupported("compressed-tensors weights that are quantized at run time, or in blocks")
-    dynamic = is_dynamic(inputs)
-    if inputs:
-        _check_inputs(inputs, dynamic)
-    return LayerSpec(
-        bits=read_bits(first_of(weights, "num_bits", default=8), "compressed-tensors"),
+    bits = read_integer(first_of(weights, "num_bits", default=8), "num_bits")
+    if not 2 <= bits <= 8:
+        raise unsupported(f"compressed-tensors with weights of {bits} bits; those of 2 to 8 are read")
+    layer = LayerSpec(
+        bits=bits,
         group_size=read_group_size(weights.get("group_size")),
         symmetric=read_flag(first_of(weights, "symmetric", default=True), "symmetric"),
         activation_bits=8 if inputs else None,
-        static_input=bool(inputs) and not dynamic,
+        static_input=bool(inputs) and not is_dynamic(inputs),
     )
+    return replace(layer, activation_type=_activation_type(inputs, layer)) if inputs else layer
 
 
-def _check_inputs(inputs: Mapping[str, object], dynamic: bool) -> None:
-    """Raise ``format_unsupported`` for activations other than 8-bit integers with one scale per token, or stored."""
-    bits, kind = (
-        read_integer(first_of(inputs, "num_bits", default=8), "num_bits"),
-        read_word(inputs, "type", default="int"),
-    )
+def _activation_type(inputs: Mapping[str, object], layer: LayerSpec) -> str | None:
+    """Return what activations beside the integers of ``layer`` are rounded to, as ``LayerSpec`` calls it.
+
+    Raises ``format_unsupported`` for other activations than those of 8 bits with one scale per token, or stored.
+    """
+    bits = read_integer(first_of(inputs, "num_bits", default=8), "num_bits")
+    kind = read_word(inputs, "type", default="int")
     symmetric = read_flag(first_of(inputs, "symmetric", default=True), "symmetric")
-    if bits != 8 or kind != "int" or not symmetric:
+    if bits != 8 or kind not in ("int", "float") or (kind == "float" and not symmetric):
         sort = "symmetric" if symmetric else "asymmetric"
-        raise unsupported(f"{sort} activations of {bits} bits and type {kind!r:.40}, not symmetric 8-bit integers")
-    size = read_group_size(inputs.get("group_size"))
+        raise unsupported(f"{sort} activations of {bits} bits and type {kind!r:.40}; those of 8 bits are read")
+    size, dynamic = read_group_size(inputs.get("group_size")), is_dynamic(inputs)
     strategy = read_word(inputs, "strategy", default="group" if size > 0 else "tensor")
     if strategy != ("token" if dynamic else "tensor"):
         when = "computed" if dynamic else "stored"
         raise unsupported(f"activations with {when} scales and the strategy {strategy!r:.40}")
+    if kind == "float":
+        if layer.bits > 6:
+            raise unsupported(
+                f"integers of {layer.bits} bits with activations that are floats; of up to 6 bits are read"
+            )
+        return "e4m3"
+    if not symmetric:
+        return "uint8"
+    return None if (layer.bits, layer.group_size, layer.symmetric) == (8, -1, True) else "int8"
 
 
 def to_config(spec: QuantSpec) -> dict[str, object]:

@@ -195,6 +195,8 @@ def unwritable(spec: QuantSpec) -> str | None:
         return f"such files have 4-bit floats with scales in e8m0 or e4m3, not {spec.table} with other scales"
     if not spec.activation_bits:
         return None
+    if spec.activation_type is not None:
+        return f"aiakq reads integers beside activations in {spec.activation_type}, and does not write them"
     float8 = spec.float8
     if spec.scale_type == "e8m0" and spec.static_input:
         return "such files have MXFP4 with activations that are rounded in groups, not with one stored scale"

@@ -19,6 +19,8 @@ def rounding_of(spec: QuantSpec | LayerSpec, reciprocal: bool = False) -> InputR
     float8 = spec.float8 or Float8()
     if not spec.activation_bits:
         return InputRounding()
+    if spec.activation_type is not None:
+        return InputRounding(elements=spec.activation_type)
     if spec.scale_type == "e4m3":
         smallest = 0.0 if reciprocal else _MODELOPT_MIN_SCALE
         return InputRounding(spec.group_size, min_scale=smallest, elements="e2m1", scales="e4m3", reciprocal=reciprocal)

@@ -5,6 +5,7 @@ DeepSeek-V3 and FBGEMM do: x / scale, cut off at +-448, rounded to the nearest e
 
 The formats are those of OCP Microscaling Formats, version 1.0, and of NVIDIA's NVFP4. How scales are chosen follows the
 publishers' own code: compressed-tensors (quantization/utils) and ModelOpt (quantization/qtensor). All in float32.
+Integers with a zero point, or beside weights of fewer bits, are those of compressed-tensors, too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def round_inputs(x: Tensor, input_scale: Tensor | None, rounding: InputRounding)
     input_scale  scalar, the scale of all, or the unit of scales in e4m3; None: ``rounding`` says how they are computed.
     """
     values = x.to(torch.float32)
+    if rounding.elements in ("int8", "uint8"):
+        return _rounded_to_integers(values, input_scale, rounding)
     if rounding.scales != "float32":
         return round_blocks(values, input_scale, rounding)
     if input_scale is not None:
@@ -41,6 +44,26 @@ def round_inputs(x: Tensor, input_scale: Tensor | None, rounding: InputRounding)
         scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     return _rounded_to_e4m3(padded, scale).flatten(1)[:, :k]
+
+
+def _rounded_to_integers(x: Tensor, input_scale: Tensor | None, rounding: InputRounding) -> Tensor:
+    """Return x [M, K] float32 rounded to -128 .. 127 around a zero point; scales and zero points are those of
+    ``calculate_qparams`` of compressed-tensors, one of each per row and group."""
+    k = x.shape[1]
+    size = rounding.group or k
+    values = F.pad(x, (0, -k % size)).view(len(x), -1, size)
+    if input_scale is not None:
+        scale, zero = input_scale.to(torch.float32), torch.tensor(float(rounding.zero), device=x.device)
+    else:
+        low, high = values.amin(-1, keepdim=True).clamp_(max=0), values.amax(-1, keepdim=True).clamp_(min=0)
+        if rounding.elements == "int8":
+            scale, zero = torch.maximum(-low, high) / 127.5, torch.zeros_like(low)
+        else:
+            scale = (high - low) / 255
+            zero = (-128 - low / scale).clamp_(-128, 127).round_().nan_to_num_(0.0)
+        scale = torch.where(scale == 0, torch.full_like(scale, torch.finfo(torch.float32).eps), scale)
+    codes = (values / scale + zero).round_().clamp_(-128, 127)
+    return ((codes - zero) * scale).flatten(1)[:, :k]
 
 
 def _rounded_to_e4m3(values: Tensor, scale: Tensor) -> Tensor:

@@ -48,10 +48,10 @@ def group(bits: int) -> dict[str, Any]:
         (
             {
                 "quant_method": "compressed-tensors",
-                "config_groups": {"a": group(5)},
+                "config_groups": {"a": group(9)},
                 "format": "pack-quantized",
             },
-            "5",
+            "9 bits",
         ),
         (
             {
@@ -242,8 +242,8 @@ def test_spellings_of_activations_of_compressed_tensors(changes):
     [
         ({"num_bits": "4"}, "4 bits"),
         ({"num_bits": 16}, "16 bits"),
-        ({"type": "FLOAT"}, "'float'"),
-        ({"symmetric": "false"}, "asymmetric"),
+        ({"type": "FLOAT"}, "are floats"),
+        ({"type": "float", "symmetric": "false"}, "asymmetric"),
         ({"dynamic": "local"}, "local"),
         ({"dynamic": "false"}, "stored scales and the strategy 'token'"),
         ({"strategy": None, "group_size": 128}, "'group'"),

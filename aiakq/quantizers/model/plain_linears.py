@@ -58,10 +58,10 @@ def take_weight(linear: nn.Linear, weight: QWeight | DecodedWeight, device: torc
         linear.bias = nn.Parameter(weight.bias.to(device, torch.float32), requires_grad=False)
     if isinstance(weight, DecodedWeight):
         return
-    if weight.scheme == "w8a8":
+    if weight.scheme == "w8a8" and not weight.rounding.is_separate:
         scale = weight.input_scale
         linear.register_forward_pre_hook(lambda module, args: (round_activations(args[0], scale), *args[1:]))
-    if weight.scheme in ("fp8a8", "lut4a8", "lut4a4"):
+    elif not weight.scheme.endswith("a16"):
         static, rounding = weight.input_scale, weight.rounding
 
         def rounded(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

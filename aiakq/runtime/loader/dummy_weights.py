@@ -15,7 +15,7 @@ from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.parallel import Role
 from aiakq.kernels.tables import TABLES
-from aiakq.kernels.types import QWeight
+from aiakq.kernels.types import InputRounding, QWeight
 from aiakq.runtime.config.device import DTYPES
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.loader.binding import LinearBuilder, Part, joined_rows
@@ -45,6 +45,9 @@ class DummyWeights(LinearBuilder):
 
     def has(self, name: str) -> bool:
         return False  # families then use their default names
+
+    def is_packed(self, name: str) -> bool:
+        return False
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return [*shape] in ``dtype`` or the activation dtype: ones for norms, otherwise N(0, 1 / shape[-1])."""
@@ -110,13 +113,15 @@ def random_weight(
         return _random_floats(spec, codes, bias, size)
     if spec.table is not None:
         return _random_indices(spec, spec.table, codes, bias, size)
+    # Codes of 7 bits are held in 8.
     return QWeight(
-        scheme="w8a8" if spec.activation_bits else f"w{spec.bits}a16",
+        scheme=f"w{8 if spec.bits == 7 else spec.bits}a{spec.activation_bits or 16}",
         codes=codes,
         scales=torch.full((n, groups), (12 / k) ** 0.5 / levels, dtype=torch.float16, device=device),
         zeros=None if spec.symmetric else torch.full_like(codes[:, :groups], levels // 2),
         bias=bias,
         group_size=size,
+        rounding=InputRounding(elements=spec.activation_type) if spec.activation_type else InputRounding(),
     )
 
 

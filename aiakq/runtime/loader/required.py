@@ -53,12 +53,19 @@ class RequiredWeights:
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
 
+    def is_packed(self, name: str) -> bool:
+        return self.checkpoint.locate_linear(name) is not None
+
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return a meta tensor [*shape] in ``dtype`` if that is an integer, else in the activation dtype.
 
         Raises LimitExceeded.
         """
-        self.required.tensors[name] = shape
+        linear = name.removesuffix(".weight")
+        if len(shape) == 2 and linear != name and self.is_packed(linear):
+            self.required.linears[linear] = (*shape, False)
+        else:
+            self.required.tensors[name] = shape
         if dtype is not None and not dtype.is_floating_point:
             self.required.integers.add(name)
         self._count()

@@ -10,6 +10,7 @@ from torch import Tensor
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.config_values import unsupported
 from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
@@ -46,8 +47,15 @@ class CheckpointWeights(LinearBuilder):
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
 
+    def is_packed(self, name: str) -> bool:
+        return self.checkpoint.locate_linear(name) is not None
+
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return [*shape] in ``dtype`` or the activation dtype, on the device. Raises ``tensor_mismatch``."""
+        linear = name.removesuffix(".weight")
+        if len(shape) == 2 and linear != name and self.is_packed(linear):
+            table = self._decoded_weight(linear, *shape, "routers and tables are computed in floats")
+            return table.to(dtype or self.ops.dtype)
         return self._stored(name, *shape).to(device=self.ops.device, dtype=dtype or self.ops.dtype)
 
     def weight(self, name: str, n: int, k: int) -> Tensor:
@@ -134,8 +142,17 @@ class CheckpointWeights(LinearBuilder):
 
     def decoded_table(self, name: str, vocab: int, width: int) -> Tensor:
         """Return the table [V, D] of the quantized embedding ``name`` as floats. Raises ``tensor_mismatch``."""
-        table = as_floats(self._quantized(name, vocab, width), self.ops.dtype)
-        return self._as_dense(table, "embeddings are looked up in floats")
+        return self._decoded_weight(name, vocab, width, "embeddings are looked up in floats")
+
+    def _decoded_weight(self, name: str, n: int, k: int, reason: str) -> Tensor:
+        """Return the weight [N, K] of the quantized layer ``name`` as floats, which ``reason`` says why.
+
+        Raises ``format_unsupported`` for one whose activations are rounded, too.
+        """
+        weight = self._quantized(name, n, k)
+        if isinstance(weight, QWeight) and not weight.scheme.endswith("a16"):
+            raise unsupported(f"{name} with rounded activations, in a layer that is computed in floats")
+        return self._as_dense(as_floats(weight, self.ops.dtype), reason)
 
     def _is_quantized(self, name: str) -> bool:
         """Whether the layer ``name`` is quantized, in the checkpoint or while it is loaded."""

@@ -41,6 +41,9 @@ class Weights(Protocol):
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
 
+    def is_packed(self, name: str) -> bool:
+        """Whether the checkpoint holds the linear layer ``name`` quantized, under whatever names of tensors."""
+
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return the tensor [*shape] on the device, in ``dtype`` or the activation dtype if None.
 

@@ -62,7 +62,7 @@ class GPT2Builder(GPTBigCodeBuilder):
     def conv1d(self, layer: int, name: str, n: int, k: int, role: Role) -> LinearLayer:
         """Return a linear layer with N outputs and K inputs that is stored as [K, N], or quantized."""
         prefix = self.layer_name(layer, name)
-        if not self.weights.has(f"{prefix}.weight") or self.weights.has(f"{prefix}.weight_scale"):
+        if not self.weights.has(f"{prefix}.weight") or self.weights.is_packed(prefix):
             return self.weights.linear(prefix, n, k, bias=True, role=role)
 
         def weight() -> Tensor:
