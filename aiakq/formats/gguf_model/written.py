@@ -1,7 +1,7 @@
 """The tensors of a new GGUF file, from those of a checkpoint: the tables of families, read in the other direction.
 
-A rule says which tensors a file has for those of a checkpoint, and where each of the latter lies in them. Writing is the
-inverse of the sources by which the file is read: rows are put where they would be taken from.
+A rule says which tensors a file has for those of a checkpoint, and where each of the latter lies in them. Writing is
+the inverse of the sources by which the file is read: rows are put where they would be taken from.
 """
 
 from __future__ import annotations
