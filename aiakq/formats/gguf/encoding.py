@@ -61,18 +61,31 @@ def exact_blocks(weight: QWeight) -> tuple[str, Tensor] | None:
     )
     if kind is None:
         return None
+    rows = nearest_offsets(weight, kind)
+    if rows is None:
+        return None
+    decoded = values_of(read_weight(rows, KINDS[NUMBERS[kind]], "linear"))
+    return (kind, rows) if torch.equal(decoded, values_of(weight)) else None
+
+
+def nearest_offsets(weight: QWeight, kind: str) -> Tensor | None:
+    """Return the blocks [N, bytes of a row] with the codes of a linear and its scales and minima rounded to float16, or
+    None if these are not finite, or vanish.
+
+    weight  of the bits of ``kind``, in groups of a multiple of 32 inputs, without a permutation.
+    """
     scales = _each_32(weight.scales.float(), weight)
     offsets = None
     if weight.offsets is not None:
         offsets = _each_32(weight.offsets.float(), weight)
     elif weight.zeros is not None:
         offsets = -_each_32(weight.zeros.float(), weight) * scales
-    blocks = _pack(kind, weight.codes.reshape(-1, 32), scales.half(), None if offsets is None else offsets.half())
-    rows = blocks.view(weight.n, -1)
-    if not bool(torch.isfinite(scales.half()).all() and (offsets is None or torch.isfinite(offsets.half()).all())):
+    d, m = scales.half(), None if offsets is None else offsets.half()
+    if not bool(torch.isfinite(d).all() and (m is None or torch.isfinite(m).all())) or bool(
+        ((d == 0) != (scales == 0)).any()
+    ):
         return None
-    decoded = values_of(read_weight(rows, KINDS[NUMBERS[kind]], "linear"))
-    return (kind, rows) if torch.equal(decoded, values_of(weight)) else None
+    return _pack(kind, weight.codes.reshape(-1, 32), d, m).view(weight.n, -1)
 
 
 def _each_32(values: Tensor, weight: QWeight) -> Tensor:
