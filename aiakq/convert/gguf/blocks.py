@@ -1,4 +1,4 @@
-"""Rows of blocks for a weight: its own numbers where a kind of blocks can hold them, else rounded if that is allowed."""
+"""Rows of blocks for a weight: its own numbers where blocks can hold them, else rounded if that is allowed."""
 
 from __future__ import annotations
 
