@@ -13,14 +13,29 @@ class ConvertArguments:
     """Options of ``aiakq convert``."""
 
     input: str = argument(
-        ..., "The quantized model: a folder, or a hub name (org/name).", positional=True, metavar="MODEL"
+        ...,
+        "The quantized model: a folder, a GGUF file, or a hub name (org/name). With --to gguf also one in 16 bits.",
+        positional=True,
+        metavar="MODEL",
     )
-    output: str = argument(..., "Folder for the converted model.", positional=True, metavar="DIR")
+    output: str = argument(
+        ...,
+        "Folder for the converted model; with --to gguf a file, like model-Q8_0.gguf.",
+        positional=True,
+        metavar="DIR",
+    )
     to: str = argument(
         ...,
-        "What to write: gptq, gptq_v2, awq, awq_gemv, awq_gemv_fast, compressed-tensors, fp8, or a format that a "
+        "What to write: gptq, gptq_v2, awq, awq_gemv, awq_gemv_fast, compressed-tensors, fp8, gguf, or a format that a "
         "package adds; or fp16, bf16 or fp32 for dequantized weights.",
         metavar="FORMAT",
+    )
+    gguf_type: str = argument(
+        "auto",
+        "Type of a GGUF file, as llama.cpp names them: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k_s, q4_k_m, "
+        "q5_k_s, q5_k_m or q6_k. auto keeps what the model has: floats in their dtype, quantized layers in blocks with "
+        "the same numbers.",
+        metavar="TYPE",
     )
     lossy: bool = argument(
         False,

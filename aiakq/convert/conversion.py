@@ -16,6 +16,7 @@ from aiakq import formats
 from aiakq.arguments.convert import ConvertArguments
 from aiakq.convert import plan as plans
 from aiakq.convert.files import CONVERSION_FILE, card, config_json, copied_files
+from aiakq.convert.gguf.conversion import convert_to_gguf
 from aiakq.convert.layers import LayerConverter, ToFloats, ToFormat
 from aiakq.convert.report import ConversionReport
 from aiakq.convert.tensors import check_tensors
@@ -39,6 +40,13 @@ def convert_checkpoint(arguments: ConvertArguments, progress: OnProgress = lambd
     Everything that headers show is refused before a weight is read. After any failure nothing is left behind. Raises
     ``not_quantized``, ``conversion_inexact``, ``bad_option``, and what reading and writing raise.
     """
+    if arguments.to.strip().lower() == "gguf":
+        return convert_to_gguf(arguments, progress)
+    if arguments.gguf_type != "auto":
+        option, hint = "--gguf-type", "It says how a GGUF file is quantized: add --to gguf."
+        raise error(
+            "bad_option", option=option, value=arguments.gguf_type, expected="used without --to gguf", hint=hint
+        )
     started = time.monotonic()
     to = _checked_target(arguments.to)
     checkpoint = Checkpoint.fetch(arguments.input, arguments.revision)

@@ -163,6 +163,11 @@ FOLDER_ERRORS = {
         "Take the Hugging Face model that it was made from, or another release of it: GPTQ, AWQ, FP8 or "
         "compressed-tensors.",
     ),
+    "gguf_not_written": ErrorKind(
+        "{what} cannot be written as a GGUF file: {reason}.",
+        "Write another format (--to bf16, compressed-tensors), or use the converter of llama.cpp, which may leave out "
+        "what such files do not hold.",
+    ),
     "gguf_choice": ErrorKind(
         "'{path}' {problem}: {found}.", "Name one by its quantization, like {example}, or give the file itself."
     ),

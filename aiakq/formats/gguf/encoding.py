@@ -14,14 +14,18 @@ from aiakq.formats.gguf.decoding import PLAIN, read_weight, values_of
 from aiakq.formats.gguf.kinds import KINDS, NUMBERS
 from aiakq.kernels.types import QWeight
 
-#: Values that are rounded at once: searches need some 20 times their memory.
-_STEP = 1 << 20
+#: Values that are rounded at once: few enough that all of a search stays in a processor's cache.
+_STEP = 1 << 18
+#: From values [B, V] float32, and the weights of their squared errors [B, V] or None, to blocks [B, bytes].
+Encoder = Callable[[Tensor, Tensor | None], Tensor]
 
 
-def encode(values: Tensor, kind: str, name: str = "tensor") -> Tensor:
+def encode(values: Tensor, kind: str, name: str = "tensor", importance: Tensor | None = None) -> Tensor:
     """Return the blocks [N, bytes of a row] uint8 of floats [N, K], rounded to the nearest values of a kind.
 
-    kind  F32, F16, BF16 or a key of ENCODERS; K is a multiple of the values of a block.
+    kind        F32, F16, BF16 or a key of ENCODERS; K is a multiple of the values of a block.
+    importance  [K] positive: by how much errors of the weights of an input count, like the mean of its squares or the
+                diagonal of the Hessian of calibration; None: all alike.
 
     Raises ``not_finite`` for NaN, infinity, and what exceeds float16.
     """
@@ -35,8 +39,9 @@ def encode(values: Tensor, kind: str, name: str = "tensor") -> Tensor:
     assert values.shape[1] % block.values == 0, f"{values.shape[1]} inputs are no whole blocks of {kind}"
     rows = []
     step = max(1, _STEP // values.shape[1])
-    for part in values.float().split(step):
-        rows.append(ENCODERS[kind](part.reshape(-1, block.values)).view(len(part), -1))
+    for part in values.split(step):
+        weights = None if importance is None else importance.float().expand(part.shape).reshape(-1, block.values)
+        rows.append(ENCODERS[kind](part.float().reshape(-1, block.values), weights).view(len(part), -1))
     return torch.cat(rows)
 
 
@@ -61,18 +66,31 @@ def exact_blocks(weight: QWeight) -> tuple[str, Tensor] | None:
     )
     if kind is None:
         return None
+    rows = nearest_offsets(weight, kind)
+    if rows is None:
+        return None
+    decoded = values_of(read_weight(rows, KINDS[NUMBERS[kind]], "linear"))
+    return (kind, rows) if torch.equal(decoded, values_of(weight)) else None
+
+
+def nearest_offsets(weight: QWeight, kind: str) -> Tensor | None:
+    """Return the blocks [N, bytes of a row] with the codes of a linear and its scales and minima rounded to float16, or
+    None if these are not finite, or vanish.
+
+    weight  of the bits of ``kind``, in groups of a multiple of 32 inputs, without a permutation.
+    """
     scales = _each_32(weight.scales.float(), weight)
     offsets = None
     if weight.offsets is not None:
         offsets = _each_32(weight.offsets.float(), weight)
     elif weight.zeros is not None:
         offsets = -_each_32(weight.zeros.float(), weight) * scales
-    blocks = _pack(kind, weight.codes.reshape(-1, 32), scales.half(), None if offsets is None else offsets.half())
-    rows = blocks.view(weight.n, -1)
-    if not bool(torch.isfinite(scales.half()).all() and (offsets is None or torch.isfinite(offsets.half()).all())):
+    d, m = scales.half(), None if offsets is None else offsets.half()
+    if not bool(torch.isfinite(d).all() and (m is None or torch.isfinite(m).all())) or bool(
+        ((d == 0) != (scales == 0)).any()
+    ):
         return None
-    decoded = values_of(read_weight(rows, KINDS[NUMBERS[kind]], "linear"))
-    return (kind, rows) if torch.equal(decoded, values_of(weight)) else None
+    return _pack(kind, weight.codes.reshape(-1, 32), d, m).view(weight.n, -1)
 
 
 def _each_32(values: Tensor, weight: QWeight) -> Tensor:
@@ -108,53 +126,72 @@ def _pack(kind: str, codes: Tensor, d: Tensor, m: Tensor | None = None) -> Tenso
     return torch.cat([*fields, _packed(codes & 15, 4, 16)], dim=1)
 
 
-def _symmetric(kind: str, low: int, high: int) -> Callable[[Tensor], Tensor]:
-    def encoder(values: Tensor) -> Tensor:
-        d = rounding.half(rounding.symmetric_scales(values, low, high))
-        codes = rounding.codes_for(values, d, None, low, high) + 2 ** (high.bit_length())
+def _columns(values: Tensor, importance: Tensor | None, size: int) -> rounding.Groups:
+    """Return values [B, V] as groups [size, B * V / size]."""
+    weights = None if importance is None else importance.reshape(-1, size).T.contiguous()
+    return rounding.Groups(values.reshape(-1, size).T.contiguous(), weights)
+
+
+def _symmetric(kind: str, low: int, high: int) -> Encoder:
+    def encoder(values: Tensor, importance: Tensor | None) -> Tensor:
+        groups = _columns(values, importance, 32)
+        d = rounding.half(rounding.symmetric_scales(groups, low, high))
+        codes = groups.codes(d, None, low, high).T + 2 ** (high.bit_length())
         return _pack(kind, codes, d.half().unsqueeze(1))
 
     return encoder
 
 
-def _affine(kind: str, high: int) -> Callable[[Tensor], Tensor]:
-    def encoder(values: Tensor) -> Tensor:
-        scales, minima = rounding.affine_scales(values, high, nonnegative=False)
+def _affine(kind: str, high: int) -> Encoder:
+    def encoder(values: Tensor, importance: Tensor | None) -> Tensor:
+        groups = _columns(values, importance, 32)
+        scales, minima = rounding.affine_scales(groups, high, nonnegative=False)
         d, m = rounding.half(scales), rounding.half(-minima)
-        return _pack(kind, rounding.codes_for(values, d, -m, 0, high), d.half()[:, None], m.half()[:, None])
+        return _pack(kind, groups.codes(d, -m, 0, high).T, d.half()[:, None], m.half()[:, None])
 
     return encoder
 
 
-def _q4_k(values: Tensor) -> Tensor:
-    d, dmin, scales, minima, codes = rounding.super_affine(values.view(-1, 8, 32), 15, 63)
-    low, high = scales.to(torch.uint8), minima.to(torch.uint8)
-    packed = torch.cat(
-        [
-            low[:, :4] | ((low[:, 4:] >> 4) << 6),
-            high[:, :4] | ((high[:, 4:] >> 4) << 6),
-            (low[:, 4:] & 15) | ((high[:, 4:] & 15) << 4),
-        ],
-        dim=1,
-    )
-    fields = [_bytes(d.half()[:, None]), _bytes(dmin.half()[:, None]), packed, _packed(codes.flatten(1), 4, 32)]
-    return torch.cat(fields, dim=1)
+def _super_affine(high: int) -> Encoder:
+    """Return the encoder of Q4_K and Q5_K, with codes up to ``high``."""
+
+    def encoder(values: Tensor, importance: Tensor | None) -> Tensor:
+        groups = _columns(values, importance, 32)
+        d, dmin, scales, minima, columns = rounding.super_affine(groups, 8, high, 63)
+        low, high_bits = scales.to(torch.uint8), minima.to(torch.uint8)
+        packed = torch.cat(
+            [
+                low[:, :4] | ((low[:, 4:] >> 4) << 6),
+                high_bits[:, :4] | ((high_bits[:, 4:] >> 4) << 6),
+                (low[:, 4:] & 15) | ((high_bits[:, 4:] & 15) << 4),
+            ],
+            dim=1,
+        )
+        codes = columns.T.to(torch.uint8).reshape(len(d), 256)
+        fields = [_bytes(d.half()[:, None]), _bytes(dmin.half()[:, None]), packed]
+        if high > 15:
+            fields.append(_packed(codes >> 4, 1, 32))
+        return torch.cat([*fields, _packed(codes & 15, 4, 32)], dim=1)
+
+    return encoder
 
 
-def _q6_k(values: Tensor) -> Tensor:
-    d, scales, codes = rounding.super_symmetric(values.view(-1, 16, 16), -32, 31, (-128, 127))
-    shifted = (codes + 32).to(torch.uint8).flatten(1)
+def _q6_k(values: Tensor, importance: Tensor | None) -> Tensor:
+    groups = _columns(values, importance, 16)
+    d, scales, columns = rounding.super_symmetric(groups, 16, -32, 31, (-128, 127))
+    shifted = (columns.T + 32).to(torch.uint8).reshape(len(d), 256)
     fields = [_packed(shifted & 15, 4, 64), _packed(shifted >> 4, 2, 32), _bytes(scales.to(torch.int8))]
     return torch.cat([*fields, _bytes(d.half()[:, None])], dim=1)
 
 
-#: Name of a kind -> function from values [B, V] float32 to blocks [B, bytes].
-ENCODERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+#: Name of a kind -> function from values [B, V] float32, and their importance, to blocks [B, bytes].
+ENCODERS: Mapping[str, Encoder] = {
     "Q8_0": _symmetric("Q8_0", -128, 127),
     "Q4_0": _symmetric("Q4_0", -8, 7),
     "Q4_1": _affine("Q4_1", 15),
     "Q5_0": _symmetric("Q5_0", -16, 15),
     "Q5_1": _affine("Q5_1", 31),
-    "Q4_K": _q4_k,
+    "Q4_K": _super_affine(15),
+    "Q5_K": _super_affine(31),
     "Q6_K": _q6_k,
 }

@@ -295,8 +295,8 @@ DENSE: dict[str, GGUFFamily] = {
         "cohere",
         {
             **_PARALLEL,
-            "attn_q_norm": Reshaped("self_attn.q_norm", _head_norm),
-            "attn_k_norm": Reshaped("self_attn.k_norm", _head_norm),
+            "attn_q_norm": Reshaped("self_attn.q_norm", _head_norm, tuple),
+            "attn_k_norm": Reshaped("self_attn.k_norm", _head_norm, tuple),
         },
         OUTER,
         cohere,

@@ -135,8 +135,8 @@ EARLY: dict[str, GGUFFamily] = {
         "falcon",
         {
             **_WORDS,
-            "attn_norm": PlainBeside("ln_mlp", "attn_norm_2", "input_layernorm"),
             "attn_norm_2": "ln_attn",
+            "attn_norm": PlainBeside("ln_mlp", "attn_norm_2", "input_layernorm"),
             "attn_qkv": GroupedQKV("self_attention.query_key_value"),
         },
         _WORDS_OUTER,

@@ -15,7 +15,7 @@ from aiakq.formats.gguf_model.rules import TensorRule
 Shapes = Mapping[str, tuple[int, ...]]
 #: Module of the file -> rule, or name of a module that is stored as it is.
 Table = Mapping[str, TensorRule | str]
-_EPSILONS = {
+EPSILONS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
@@ -82,10 +82,10 @@ def common_config(family: GGUFFamily, model: GGUFModel) -> dict[str, Any]:
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
         "intermediate_size": keys.integer("feed_forward_length", None, low=0),
         "max_position_embeddings": keys.integer("context_length"),
-        family.epsilon: keys.number(_EPSILONS[family.epsilon]),
+        family.epsilon: keys.number(EPSILONS[family.epsilon]),
         "tie_word_embeddings": not model.has("output.weight"),
     }
-    keys.ignore(*_EPSILONS.values(), "attention.key_length", "attention.value_length", "rope.dimension_count")
+    keys.ignore(*EPSILONS.values(), "attention.key_length", "attention.value_length", "rope.dimension_count")
     keys.ignore("expert_count", "expert_used_count")  # read again by families with experts
     keys.fixed("attention.causal", True)
     _check_experts(family, model)

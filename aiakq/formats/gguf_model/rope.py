@@ -84,7 +84,7 @@ def _frequency_factors(keys: Metadata, factors: Tensor, dim: int) -> dict[str, A
         return None
     largest = shortest(float(factors.max()))
     for low, high, original in _LLAMA3:
-        expected = _llama3_factors(base, dim, largest, low, high, original)
+        expected = llama3_factors(base, dim, largest, low, high, original)
         if torch.allclose(expected, factors, rtol=1e-5, atol=0):
             return {
                 "rope_type": "llama3",
@@ -103,7 +103,7 @@ def _frequency_factors(keys: Metadata, factors: Tensor, dim: int) -> dict[str, A
     }
 
 
-def _llama3_factors(base: float, dim: int, factor: float, low: float, high: float, original: int) -> Tensor:
+def llama3_factors(base: float, dim: int, factor: float, low: float, high: float, original: int) -> Tensor:
     """Return by what Llama 3's scaling divides each frequency [dim / 2]."""
     lengths = 2 * math.pi * base ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     if high == low:

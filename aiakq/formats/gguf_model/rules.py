@@ -2,12 +2,14 @@
 
 A family's tables map the name of a tensor in the file, without its layer and suffix, to a rule, or to the name in the
 checkpoint if it is stored as it is. Names in checkpoints are templates: ``{layer}`` and ``{expert}`` are filled in.
+Both directions are read from these tables: a rule also says which tensors a file has for those of a checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from aiakq.formats.gguf_model.sources import TensorPart, TensorSource, interleaved_heads, parted_heads, rows_of, whole
 
+Shape = tuple[int, ...]
 #: A name in the checkpoint, and where its tensor is.
 Named = tuple[str, TensorSource]
 
@@ -56,11 +59,43 @@ class Stored:
         return self.size("num_key_value_heads", "num_kv_heads", "num_attention_heads", "n_head")
 
 
+@dataclass(frozen=True)
+class Original:
+    """The part of a checkpoint that becomes one tensor of a file: a layer's, or what is outside of layers.
+
+    prefix  what names of the layer begin with.
+    module  name of the tensor in the file, without its layer and suffix.
+    suffix  weight or bias.
+    config  the Hugging Face config of the model.
+    shapes  of all tensors of the checkpoint.
+    """
+
+    prefix: str
+    module: str
+    suffix: str
+    config: Mapping[str, Any]
+    shapes: Mapping[str, Shape]
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the shape of a tensor of the layer, or None if the checkpoint lacks it."""
+        return self.shapes.get(f"{self.prefix}{name}.{self.suffix}")
+
+    def as_it_is(self, name: str) -> dict[str, Shape]:
+        """Return the file's tensor if the checkpoint's, ``name``, has the same shape there."""
+        shape = self.shape(name)
+        return {} if shape is None else {self.module: shape}
+
+
 class TensorRule(Protocol):
     """How a tensor of the file becomes tensors of the model."""
 
     def sources(self, stored: Stored) -> Iterator[Named]:
         """Yield names in the checkpoint and their sources."""
+
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        """Return the tensors that a new file has for those of a checkpoint: module -> shape. Empty if the checkpoint
+        has none of these, or if new files have them under the names of another rule.
+        """
 
 
 def _check_rows(stored: Stored, rows: int) -> None:
@@ -78,15 +113,23 @@ class Plain:
     def sources(self, stored: Stored) -> Iterator[Named]:
         yield f"{self.name}.{stored.suffix}", whole(stored.name)
 
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        return original.as_it_is(self.name)
+
 
 @dataclass(frozen=True)
 class Bare:
-    """A tensor whose name in the checkpoint has no suffix."""
+    """A tensor whose name in the checkpoint has no suffix; in the file it has ``suffix``."""
 
     name: str
+    suffix: str = "weight"
 
     def sources(self, stored: Stored) -> Iterator[Named]:
         yield self.name, whole(stored.name)
+
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        shape = original.shapes.get(original.prefix + self.name)
+        return {} if shape is None or original.suffix != self.suffix else {original.module: shape}
 
 
 @dataclass(frozen=True)
@@ -101,6 +144,9 @@ class PlainBeside:
         name = self.name if stored.beside(self.beside) in stored.shapes else self.alone
         yield f"{name}.{stored.suffix}", whole(stored.name)
 
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        return original.as_it_is(self.name) or original.as_it_is(self.alone)
+
 
 @dataclass(frozen=True)
 class Unread:
@@ -108,6 +154,9 @@ class Unread:
 
     def sources(self, stored: Stored) -> Iterator[Named]:
         yield from ()
+
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -127,6 +176,9 @@ class RotatedQueries:
             f"{self.name}.{stored.suffix}",
             rows_of(stored.name, interleaved_heads(heads, stored.shape[0] // heads)),
         )
+
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        return original.as_it_is(self.name)
 
 
 class RotatedKeys(RotatedQueries):
@@ -156,6 +208,9 @@ class SplitQKV:
             yield f"{name}.{stored.suffix}", rows_of(stored.name, rows)
             start += count * width
 
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        return {}
+
 
 @dataclass(frozen=True)
 class GroupedQKV:
@@ -171,6 +226,9 @@ class GroupedQKV:
         _check_rows(stored, len(rows))
         yield f"{self.name}.{stored.suffix}", rows_of(stored.name, rows)
 
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        return original.as_it_is(self.name)
+
 
 @dataclass(frozen=True)
 class Halves:
@@ -185,6 +243,9 @@ class Halves:
         yield f"{self.first}.{stored.suffix}", rows_of(stored.name, slice(0, half))
         yield f"{self.last}.{stored.suffix}", rows_of(stored.name, slice(half, 2 * half))
 
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        return {}
+
 
 @dataclass(frozen=True)
 class Shifted:
@@ -193,12 +254,20 @@ class Shifted:
     name: str
 
     def sources(self, stored: Stored) -> Iterator[Named]:
-        yield f"{self.name}.{stored.suffix}", TensorSource((TensorPart(stored.name),), less_one)
+        yield f"{self.name}.{stored.suffix}", TensorSource((TensorPart(stored.name),), less_one, split=plus_one)
+
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        return original.as_it_is(self.name)
 
 
 def less_one(parts: Sequence[Tensor]) -> Tensor:
     """Return the tensor minus 1, in float32."""
     return parts[0].float() - 1.0
+
+
+def plus_one(value: Tensor) -> Sequence[Tensor]:
+    """Return the tensor plus 1, in float32."""
+    return [value.float() + 1.0]
 
 
 @dataclass(frozen=True)
@@ -211,20 +280,33 @@ class Transposed:
         transposed = len(stored.shape) > 1
         yield f"{self.name}.{stored.suffix}", TensorSource((TensorPart(stored.name),), transposed=transposed)
 
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        shape = original.shape(self.name)
+        return {} if shape is None else {original.module: shape[::-1]}
+
 
 @dataclass(frozen=True)
 class Reshaped:
-    """A tensor with another shape in the checkpoint: ``shape(stored)``."""
+    """A tensor with another shape in the checkpoint: ``to(stored)``; in the file, ``back`` of that."""
 
     name: str
-    to: Callable[[Stored], tuple[int, ...]]
+    to: Callable[[Stored], Shape]
+    back: Callable[[Shape], Shape]
 
     def sources(self, stored: Stored) -> Iterator[Named]:
         shape = self.to(stored)
         yield (
             f"{self.name}.{stored.suffix}",
-            TensorSource((TensorPart(stored.name),), lambda parts: parts[0].reshape(shape)),
+            TensorSource(
+                (TensorPart(stored.name),),
+                lambda parts: parts[0].reshape(shape),
+                split=lambda value: [value.reshape(self.back(tuple(value.shape)))],
+            ),
         )
+
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        shape = original.shape(self.name)
+        return {} if shape is None else {original.module: self.back(shape)}
 
 
 @dataclass(frozen=True)
@@ -237,6 +319,12 @@ class StackedExperts:
         for expert in range(stored.shape[0]):
             name = self.name.replace("{expert}", str(expert))
             yield f"{name}.{stored.suffix}", TensorSource((TensorPart(stored.name, expert),))
+
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        shapes: list[Shape] = []
+        while (shape := original.shape(self.name.replace("{expert}", str(len(shapes))))) is not None:
+            shapes.append(shape)
+        return {original.module: (len(shapes), *shapes[0])} if shapes and len(set(shapes)) == 1 else {}
 
 
 @dataclass(frozen=True)
@@ -253,6 +341,9 @@ class ExpertHalves:
                 full = name.replace("{expert}", str(expert))
                 yield f"{full}.{stored.suffix}", rows_of(stored.name, rows, expert)
 
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        return {}
+
 
 @dataclass(frozen=True)
 class Combined:
@@ -260,22 +351,39 @@ class Combined:
 
     other       the second of them, in the file; empty if there is none.
     combine     computes it from both.
+    split       its inverse: both of them, from the value and the config.
     bias        whether biases are combined in the same way, and called ``NAME_bias``; else the name has the suffix.
     """
 
     name: str
     other: str
     combine: Callable[[Any], Tensor]
+    split: Callable[..., Sequence[Tensor]]
     bias: bool = False
 
     def sources(self, stored: Stored) -> Iterator[Named]:
-        name = f"{self.name}.{stored.suffix}"
-        if self.bias:
-            name = f"{self.name}_bias" if stored.suffix == "bias" else self.name
         parts = (stored.name, stored.beside(self.other)) if self.other else (stored.name,)
-        yield name, TensorSource(tuple(map(TensorPart, parts)), self.combine)
+        split = partial(self.split, config=stored.config)
+        yield self._full(stored.suffix), TensorSource(tuple(map(TensorPart, parts)), self.combine, split=split)
+
+    def stored(self, original: Original) -> Mapping[str, Shape]:
+        shape = original.shapes.get(original.prefix + self._full(original.suffix))
+        if shape is None:
+            return {}
+        parts = self.split(torch.empty(shape, device="meta"), config=original.config)
+        return dict(zip((original.module, self.other), (tuple(part.shape) for part in parts), strict=False))
+
+    def _full(self, suffix: str) -> str:
+        if self.bias:
+            return f"{self.name}_bias" if suffix == "bias" else self.name
+        return f"{self.name}.{suffix}"
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
     """Return gate and up [E, F, K] as [E, 2F, K]."""
     return torch.cat(list(parts), dim=1)
+
+
+def halves(value: Tensor, config: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Return gate and up [E, F, K] of [E, 2F, K], the inverse of ``side_by_side``."""
+    return value.chunk(2, dim=1)

@@ -46,12 +46,14 @@ class TensorSource:
     """A tensor of the model, from parts of tensors in the file.
 
     combine     computes it from the parts; ``joined`` concatenates their rows.
+    split       the inverse of ``combine``: the parts, from the tensor; None for ``joined``.
     transposed  whether the checkpoint stores the result [N, K] as [K, N].
     """
 
     parts: tuple[TensorPart, ...]
     combine: Callable[[Sequence[Tensor]], Tensor] = joined
     transposed: bool = False
+    split: Callable[[Tensor], Sequence[Tensor]] | None = None
 
     @property
     def is_rows(self) -> bool:

@@ -29,6 +29,7 @@ from aiakq.formats.gguf_model.rules import (
     Reshaped,
     StackedExperts,
     Unread,
+    halves,
     side_by_side,
 )
 
@@ -59,7 +60,7 @@ _SHARED: Table = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    "exp_probs_b": Bare("mlp.gate.e_score_correction_bias"),
+    "exp_probs_b": Bare("mlp.gate.e_score_correction_bias", "bias"),
 }
 
 
@@ -216,6 +217,13 @@ def latent_rows(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1)
 
 
+def latent_parts(value: Tensor, config: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Return keys [H, R, N] and values [H, V, R] of kv_b_proj [H * (N + V), R], the inverse of ``latent_rows``."""
+    heads, width = config["num_attention_heads"], config["qk_nope_head_dim"]
+    each = value.reshape(heads, -1, value.shape[1])
+    return [each[:, :width].transpose(1, 2), each[:, width:]]
+
+
 def gpt_oss(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
     """GPT-OSS."""
     count, used = _experts(model)
@@ -239,14 +247,30 @@ def interleaved_columns(parts: Sequence[Tensor]) -> Tensor:
     return both.transpose(1, 2).contiguous() if both.dim() == 3 else both
 
 
+def alternate_columns(value: Tensor, config: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Return gate and up of both, the inverse of ``interleaved_columns``."""
+    rows = value.transpose(1, 2) if value.dim() == 3 else value
+    return [rows[:, 0::2], rows[:, 1::2]]
+
+
 def columns(parts: Sequence[Tensor]) -> Tensor:
     """Return gate and up [E, F, K] as [E, K, 2F]."""
     return side_by_side(parts).transpose(1, 2).contiguous()
 
 
+def column_halves(value: Tensor, config: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Return gate and up [E, F, K] of [E, K, 2F], the inverse of ``columns``."""
+    return value.transpose(1, 2).chunk(2, dim=1)
+
+
 def transposed(parts: Sequence[Tensor]) -> Tensor:
     """Return [E, N, K] as [E, K, N]; biases [E, N] as they are."""
     return parts[0].transpose(1, 2).contiguous() if parts[0].dim() == 3 else parts[0]
+
+
+def transposed_back(value: Tensor, config: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Return the part of ``transposed``."""
+    return [value.transpose(1, 2) if value.dim() == 3 else value]
 
 
 def llama4(model: GGUFModel, config: dict[str, Any]) -> Mapping[str, Any]:
@@ -283,7 +307,7 @@ SPARSE: dict[str, GGUFFamily] = {
             **NORMS,
             **PROJECTIONS,
             **EXPERTS,
-            "ffn_gate_inp_shexp": Reshaped("mlp.shared_expert_gate", lambda stored: (1, stored.shape[-1])),
+            "ffn_gate_inp_shexp": Reshaped("mlp.shared_expert_gate", lambda stored: (1, stored.shape[-1]), tuple),
             "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
             "ffn_up_shexp": "mlp.shared_expert.up_proj",
             "ffn_down_shexp": "mlp.shared_expert.down_proj",
@@ -303,7 +327,7 @@ SPARSE: dict[str, GGUFFamily] = {
             **NORMS,
             **PERMUTED,
             "ffn_gate_inp": "block_sparse_moe.router.layer",
-            "ffn_gate_exps": Combined("block_sparse_moe.input_linear", "ffn_up_exps", side_by_side),
+            "ffn_gate_exps": Combined("block_sparse_moe.input_linear", "ffn_up_exps", side_by_side, halves),
             "ffn_up_exps": Unread(),
             "ffn_down_exps": "block_sparse_moe.output_linear",
             "ffn_gate_up_exps": "block_sparse_moe.input_linear",
@@ -315,13 +339,13 @@ SPARSE: dict[str, GGUFFamily] = {
         "Glm4MoeForCausalLM",
         "glm4_moe",
         {
-            **NORMS,
+            "post_attention_norm": "post_attention_layernorm",
+            **NORMS,  # whose ffn_norm older files have instead
             **PROJECTIONS,
             **MLP,
             **HEAD_NORMS,
             **EXPERTS,
             **_SHARED,
-            "post_attention_norm": "post_attention_layernorm",
         },
         OUTER,
         glm4_moe,
@@ -340,8 +364,8 @@ SPARSE: dict[str, GGUFFamily] = {
             "attn_q_b": "self_attn.q_b_proj",
             "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
             "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-            "attn_kv_b": "self_attn.kv_b_proj",
-            "attn_k_b": Combined("self_attn.kv_b_proj", "attn_v_b", latent_rows),
+            "attn_k_b": Combined("self_attn.kv_b_proj", "attn_v_b", latent_rows, latent_parts),
+            "attn_kv_b": "self_attn.kv_b_proj",  # of files of 2024
             "attn_v_b": Unread(),
             "attn_output": "self_attn.o_proj",
         },
@@ -358,9 +382,11 @@ SPARSE: dict[str, GGUFFamily] = {
             "post_attention_norm": "post_attention_layernorm",
             "attn_sinks": Bare("self_attn.sinks"),
             "ffn_gate_inp": "mlp.router",
-            "ffn_gate_exps": Combined("mlp.experts.gate_up_proj", "ffn_up_exps", interleaved_columns, bias=True),
+            "ffn_gate_exps": Combined(
+                "mlp.experts.gate_up_proj", "ffn_up_exps", interleaved_columns, alternate_columns, bias=True
+            ),
             "ffn_up_exps": Unread(),
-            "ffn_down_exps": Combined("mlp.experts.down_proj", "", transposed, bias=True),
+            "ffn_down_exps": Combined("mlp.experts.down_proj", "", transposed, transposed_back, bias=True),
         },
         OUTER,
         gpt_oss,
@@ -375,9 +401,11 @@ SPARSE: dict[str, GGUFFamily] = {
             "ffn_up": "feed_forward.up_proj",
             "ffn_down": "feed_forward.down_proj",
             "ffn_gate_inp": "feed_forward.router",
-            "ffn_gate_exps": Combined("feed_forward.experts.gate_up_proj", "ffn_up_exps", columns, bias=True),
+            "ffn_gate_exps": Combined(
+                "feed_forward.experts.gate_up_proj", "ffn_up_exps", columns, column_halves, bias=True
+            ),
             "ffn_up_exps": Unread(),
-            "ffn_down_exps": Combined("feed_forward.experts.down_proj", "", transposed, bias=True),
+            "ffn_down_exps": Combined("feed_forward.experts.down_proj", "", transposed, transposed_back, bias=True),
             "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
             "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
             "ffn_down_shexp": "feed_forward.shared_expert.down_proj",

@@ -25,7 +25,7 @@ from aiakq.formats.gguf_model.vocabulary import (
 
 _SPACE = "\u2581"
 #: Metadata of sampling in the file -> in generation_config.json; others are passed on under their own names.
-_SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+SAMPLING = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 #: Of Phi-3: control tokens after which white space is not part of the text, all but these.
 _KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
@@ -233,4 +233,4 @@ def _sampling(keys: Metadata) -> dict[str, Any]:
     """Return the sampling values of the file, under the names of generation_config.json."""
     prefix = "general.sampling."
     found = {key.removeprefix(prefix): value for key, value in keys.values.items() if key.startswith(prefix)}
-    return {_SAMPLING.get(name, name): value for name, value in found.items()}
+    return {SAMPLING.get(name, name): value for name, value in found.items()}

@@ -1,0 +1,251 @@
+"""Writes the model of a checkpoint as a GGUF file, reads it back as a server would, and compares every tensor.
+
+One tensor of the file is in memory at a time. The file appears under its name when all of it is proved.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import aiakq
+from aiakq.arguments.convert import ConvertArguments
+from aiakq.convert.gguf.file_types import FILE_TYPES, FileType, commonest, file_type, fitting, kinds_for, stays_float
+from aiakq.convert.gguf.metadata import check_keys, model_keys, rotated_width, window_note
+from aiakq.convert.gguf.rotary import rope_tensors
+from aiakq.convert.gguf.source import SourceModel
+from aiakq.convert.gguf.vocabulary import vocabulary_keys
+from aiakq.convert.report import ConversionReport, LayerConversion
+from aiakq.convert.tensors import check_tensors
+from aiakq.errors import AiakqError, error
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.gguf.encoding import ENCODERS
+from aiakq.formats.gguf.file import GGUFFile
+from aiakq.formats.gguf.writing import WrittenTensor, write_gguf
+from aiakq.formats.gguf_model.tensors import ModelTensors
+from aiakq.formats.model_folder import PARTIAL_MARK, some_of
+from aiakq.runtime.config.model import ModelConfig
+
+OnProgress = Callable[[str, int, int, str], None]
+#: Largest relative error of a tensor that rounding may cause: a larger one means that something else is wrong.
+_LARGEST_ERROR = 0.5
+_SUFFIX = ".gguf"
+
+
+def convert_to_gguf(arguments: ConvertArguments, progress: OnProgress = lambda *_: None) -> ConversionReport:
+    """Write ``arguments.input`` as the GGUF file ``arguments.output`` and return the report.
+
+    Raises ``gguf_not_written`` for what such files do not hold, ``conversion_inexact``, ``bad_option``,
+    ``not_as_written``, and what reading and writing raise. After a failure no file is left behind.
+    """
+    started = time.monotonic()
+    for option, value in (("--bits", arguments.bits), ("--group-size", arguments.group_size)):
+        if value is not None:
+            raise error("bad_option", option=option, value=value, expected="left out", hint="--gguf-type says both.")
+    wanted = None if arguments.gguf_type.strip().lower() == "auto" else file_type(arguments.gguf_type)
+    checkpoint = Checkpoint.fetch(arguments.input, arguments.revision)
+    try:
+        output = _checked_output(arguments, checkpoint)
+        check_tensors(checkpoint, checkpoint)
+        source = SourceModel(checkpoint, ModelConfig.from_hf(checkpoint.config), arguments.lossy)
+        return _Conversion(arguments, source, wanted, output, progress).run(started)
+    finally:
+        checkpoint.close()
+
+
+def _checked_output(arguments: ConvertArguments, checkpoint: Checkpoint) -> Path:
+    """Return the path of the new file. Raises ``bad_option``, ``output_exists`` and ``output_is_input``."""
+    output = Path(arguments.output).expanduser().absolute()
+    if output.suffix.lower() != _SUFFIX or output.is_dir():
+        expected = "the name of a file that ends with .gguf"
+        raise error("bad_option", option="DIR", value=arguments.output, expected=expected, hint="")
+    if output.exists():
+        files = (
+            [] if checkpoint.gguf is None else [checkpoint.weights_folder / name for name in checkpoint.gguf.file.files]
+        )
+        if any(file.exists() and output.samefile(file) for file in (*files, checkpoint.named_path)):
+            raise error("output_is_input", path=str(output))
+        if not arguments.overwrite:
+            raise error("output_exists", path=str(output))
+    return output
+
+
+class _Conversion:
+    """One conversion. Its steps are methods, in execution order."""
+
+    def __init__(
+        self,
+        arguments: ConvertArguments,
+        source: SourceModel,
+        wanted: FileType | None,
+        output: Path,
+        progress: OnProgress,
+    ) -> None:
+        self.source, self.output, self.progress = source, output, progress
+        model, checkpoint = source.model, source.checkpoint
+        self.kinds = self._kinds(wanted)
+        matrices = [self.kinds[name] for name, tensor in source.tensors.items() if len(tensor.shape) > 1]
+        self.type = wanted or commonest(matrices)
+        width = rotated_width(source.family, model)
+        self.factors = rope_tensors(model, width) if source.family.rotary else {}
+        self.keys, notes = self._metadata()
+        shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+        shapes |= {name: tuple(tensor.shape) for name, tensor in self.factors.items()}
+        self.config = check_keys(self.model_keys, model, shapes, lambda name: self.factors[name])
+        spec = checkpoint.spec
+        self.report = ConversionReport(
+            input=arguments.input,
+            output=str(output),
+            source_format="floats" if spec is None else spec.format,
+            source_scheme=str(checkpoint.config.get("dtype") or "floats") if spec is None else spec.describe(),
+            method="none" if spec is None else spec.method,
+            to="gguf",
+            scheme=self.type.name,
+            notes=[note for note in (*notes, window_note(model)) if note],
+            version=aiakq.__version__,
+        )
+
+    def _kinds(self, wanted: FileType | None) -> dict[str, str]:
+        """Return the kind of every tensor of the file: those of the type, or what the checkpoint has."""
+        source = self.source
+        shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+        experts = int(source.model.raw.get("num_local_experts") or source.model.raw.get("num_experts") or 0)
+        kinds = kinds_for(wanted or FILE_TYPES["F32"], shapes, source.architecture, experts)
+        for name, tensor in source.tensors.items():
+            own = {source.own_kind(part.name) for part in tensor.parts}
+            packed = any(part.name in source.linears for part in tensor.parts)
+            if stays_float(name, tensor.shape):
+                continue
+            if wanted is None:
+                chosen = own.pop() if len(own) == 1 else "F32"
+                whole = tensor.is_rows or chosen not in ENCODERS
+                kinds[name] = fitting(chosen, tensor.shape[-1]) if whole else "F32"
+            elif packed and own == {wanted.kind}:
+                kinds[name] = wanted.kind  # exact, where llama-quantize would take more bits
+        return kinds
+
+    def _metadata(self) -> tuple[dict[str, object], list[str]]:
+        """Return all keys of the file, and notes on those of the tokenizer. Raises ``gguf_not_written``."""
+        source = self.source
+        self.model_keys = model_keys(source.model)
+        tokenizer, notes = vocabulary_keys(source.checkpoint, source.model.vocab_size)
+        architecture = {"general.architecture": source.architecture}
+        general = {**source.general(), "general.file_type": self.type.number}
+        general["general.quantized_by"] = f"aiakq {aiakq.__version__}"
+        if any(kind in ENCODERS for kind in self.kinds.values()):
+            general["general.quantization_version"] = 2
+        return {**architecture, **general, **self.model_keys, **tokenizer}, notes
+
+    def run(self, started: float) -> ConversionReport:
+        source, report = self.source, self.report
+        with _partial(self.output) as partial:
+            report.bytes_after = write_gguf(partial, self.keys, self._tensors())
+            self._check(partial)
+            if changed := source.checkpoint.changed_files():
+                raise error("source_changed", path=str(source.checkpoint.named_path), files=some_of(changed))
+            report.bytes_before = source.checkpoint.nbytes
+            os.replace(partial, self.output)
+        report.record_cost(started)
+        return report
+
+    def _tensors(self) -> dict[str, WrittenTensor]:
+        """Return the tensors to write, whose contents are made when their turn comes."""
+        source = self.source
+        count = len(source.tensors)
+
+        def contents(name: str, number: int) -> Tensor:
+            self.progress("write", number, count, name)
+            return source.contents(name, self.kinds[name])
+
+        made = {
+            name: WrittenTensor("F32", tuple(tensor.shape), lambda tensor=tensor: tensor.view(torch.uint8))  # type: ignore[misc]
+            for name, tensor in self.factors.items()
+        }
+        for number, (name, tensor) in enumerate(source.tensors.items()):
+            blocks = lambda name=name, number=number: contents(name, number)  # noqa: E731
+            made[name] = WrittenTensor(self.kinds[name], tensor.shape, blocks)
+        return made
+
+    # --- the proof ----------------------------------------------------------------------------------------------------
+
+    def _check(self, path: Path) -> None:
+        """Open the file as a reader does and compare every tensor with the checkpoint's; complete the report.
+
+        Raises ``not_as_written``.
+        """
+        source, file = self.source, GGUFFile.open(path)
+        try:
+            tensors = ModelTensors.of(file, self.config)
+            wanted = {part.name for tensor in source.tensors.values() for part in tensor.parts}
+            for name in sorted(wanted ^ tensors.inventory.keys()):
+                raise error("not_as_written", layer=name)
+            kinds = {part.name: self.kinds[name] for name, each in source.tensors.items() for part in each.parts}
+            for number, name in enumerate(wanted := sorted(wanted)):
+                self.progress("check", number, len(wanted), name)
+                self._compare(name, kinds[name], read_as_floats(tensors, name))
+        finally:
+            file.close()
+
+    def _compare(self, name: str, kind: str, found: Tensor) -> None:
+        source = self.source
+        values = source.dense(name).float()
+        if found.shape != values.shape:
+            raise error("not_as_written", layer=name)
+        change, relative, largest = source.changes.get(name, ""), 0.0, 0.0
+        if not torch.equal(found, values):
+            gap = (found - values).double()
+            norm = float(values.double().square().sum())
+            relative = (float(gap.square().sum()) / norm) ** 0.5 if norm else float("inf")
+            largest = float(gap.abs().max())
+        exact = name in source.linears and not change and kind in ENCODERS
+        if relative > _LARGEST_ERROR or (exact and largest):
+            raise error("not_as_written", layer=name)
+        if largest and not change:
+            change = f"rounded to {kind}"
+        if values.dim() > 1 or largest:
+            n, k = (values.shape[0], values.numel() // values.shape[0])
+            before = self._before(name)
+            self.report.layers.append(LayerConversion(name, n, k, before, kind, relative, largest, change))
+
+    def _before(self, name: str) -> str:
+        linear = self.source.linears.get(name)
+        return (
+            self.source.own_kind(name) if linear is None else self.source.checkpoint.linear_spec(linear.name).describe()
+        )
+
+
+def read_as_floats(tensors: ModelTensors, name: str) -> Tensor:
+    """Return a tensor of a file in float32, decoded if it is packed."""
+    from aiakq.formats.gguf.decoding import read_floats
+    from aiakq.formats.gguf.kinds import KINDS, NUMBERS
+    from aiakq.formats.gguf_model.tensors import BlockInfo
+
+    info, value = tensors.inventory[name], tensors.read(name)
+    if isinstance(info, BlockInfo):
+        return read_floats(value, KINDS[NUMBERS[info.dtype]], name)
+    return value.float()
+
+
+@contextmanager
+def _partial(output: Path) -> Iterator[Path]:
+    """Yield the path of a new file beside ``output``, which is removed unless it was renamed.
+
+    Raises ``output_failed`` for an OSError.
+    """
+    partial = output.parent / f".{output.name}{PARTIAL_MARK}{secrets.token_hex(6)}"
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+    except AiakqError:
+        raise
+    except OSError as problem:
+        raise error("output_failed", path=str(output), reason=problem.strerror or str(problem)) from problem
+    finally:
+        partial.unlink(missing_ok=True)

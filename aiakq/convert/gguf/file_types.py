@@ -1,0 +1,148 @@
+"""The kind of blocks of every tensor of a new file: the types that llama-quantize offers, and its rules for each.
+
+Facts from llama-quant.cpp and convert_hf_to_gguf.py: vectors, norms and routers are F32; the output layer, or a tied
+embedding, has more bits; so have values and down projections in some layers of the types S and M.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from aiakq.errors import error
+from aiakq.formats.gguf.encoding import ENCODERS
+from aiakq.formats.gguf.kinds import KINDS, NUMBERS
+from aiakq.formats.gguf_model.family import Shapes
+
+
+@dataclass(frozen=True)
+class FileType:
+    """A type of files.
+
+    name    as in names of files: Q4_K_M.
+    number  ``general.file_type``.
+    kind    kind of most tensors.
+    """
+
+    name: str
+    number: int
+    kind: str
+
+
+FILE_TYPES: Mapping[str, FileType] = {
+    name: FileType(name, number, name.removesuffix("_S").removesuffix("_M"))
+    for name, number in {
+        **{"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9},
+        **{"Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18},
+    }.items()
+}
+#: Other words for them, which llama-quantize takes, too.
+_ALIASES = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP16": "F16", "FP32": "F32"}
+#: Kinds with blocks of 256 -> the kind of rows that are no multiple of that.
+_NARROWER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+#: Tensors that stay F32 in every file, besides vectors.
+_FLOATS = re.compile(r".*_norm\.weight|.*\.ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|.*(?<!\.weight)")
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.weight")
+_VALUES = frozenset({"attn_v", "attn_qkv", "attn_kv_b"})
+
+
+def file_type(word: str) -> FileType:
+    """Return the type that a user calls ``word``. Raises ``bad_option``."""
+    name = word.strip().upper()
+    found = FILE_TYPES.get(_ALIASES.get(name, name))
+    if found is None:
+        known = ", ".join(("auto", *(each.lower() for each in FILE_TYPES)))
+        raise error("bad_option", option="--gguf-type", value=word, expected=f"one of {known}", hint="")
+    return found
+
+
+def stays_float(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of a file is F32 whatever the type of the file."""
+    return len(shape) < 2 or _FLOATS.fullmatch(name) is not None
+
+
+def kinds_for(kind: FileType, shapes: Shapes, architecture: str, experts: int) -> dict[str, str]:
+    """Return the kind of every tensor of a file.
+
+    shapes        tensor of the file -> shape.
+    architecture  ``general.architecture``.
+    experts       number of experts; 0 for dense models.
+    """
+    values = [name for name in shapes if _module(name) in _VALUES]
+    downs = [name for name in shapes if (_module(name) or "").startswith("ffn_down") and len(shapes[name]) > 1]
+    found = {}
+    for name, shape in shapes.items():
+        if stays_float(name, shape):
+            found[name] = "F32"
+            continue
+        chosen = kind.kind
+        if chosen in ENCODERS:
+            chosen = _mixed(kind, name, architecture, experts, values, downs)
+            if name == "output.weight" or (name == "token_embd.weight" and "output.weight" not in shapes):
+                larger = architecture != "falcon" and shape[-1] % KINDS[NUMBERS[kind.kind]].values == 0
+                chosen = "Q6_K" if larger and kind.kind != "Q8_0" else "Q8_0"
+        found[name] = fitting(chosen, shape[-1])
+    return found
+
+
+def fitting(kind: str, width: int) -> str:
+    """Return the kind for rows of ``width`` values: ``kind``, or one of smaller blocks, or F16."""
+    for each in (kind, _NARROWER.get(kind)):
+        if each is not None and width % KINDS[NUMBERS[each]].values == 0:
+            return each
+    return "F16"
+
+
+def _module(name: str) -> str | None:
+    match = _LAYER.fullmatch(name)
+    return match[2] if match else None
+
+
+def _more_bits(index: int, count: int) -> bool:
+    return index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2
+
+
+def _mixed(kind: FileType, name: str, architecture: str, experts: int, values: list[str], downs: list[str]) -> str:
+    """Return the kind of a tensor in a layer, from its place among those of its sort."""
+    match = _LAYER.fullmatch(name)
+    module, layer = (match[2], int(match[1])) if match else ("", 0)
+    medium, small = kind.name.endswith("_M"), kind.name == "Q4_K_S"
+    chosen = kind.kind
+    if name in values:
+        index = values.index(name)
+        if medium and _more_bits(index, len(values)):
+            chosen = "Q6_K"
+        elif small and index < 4:
+            chosen = "Q5_K"
+        if architecture == "llama" and len(values) == 80 and chosen == "Q4_K":
+            chosen = "Q5_K"  # of 70 billion parameters
+        return "Q8_0" if experts == 8 else chosen
+    if module == "attn_k" and experts == 8:
+        return "Q8_0"
+    if module == "attn_output" and experts == 8 and chosen == "Q4_K" and architecture != "falcon":
+        return "Q5_K"
+    if name in downs:
+        index = layer if experts > 1 else downs.index(name)
+        return _down(kind, architecture, index, len(downs))
+    return chosen
+
+
+def _down(kind: FileType, architecture: str, index: int, count: int) -> str:
+    medium, more = kind.name.endswith("_M"), _more_bits(index, count)
+    if kind.name == "Q4_K_M" and architecture == "falcon":
+        return "Q6_K" if index < count // 16 else "Q5_K" if more else "Q4_K"
+    if medium and more:
+        return "Q6_K"
+    if kind.name == "Q4_K_S" and architecture != "falcon" and index < count // 8:
+        return "Q5_K"
+    return kind.kind
+
+
+def commonest(kinds: Iterable[str]) -> FileType:
+    """Return the type that describes a file with matrices of these kinds."""
+    counts: dict[str, int] = {}
+    for kind in kinds:
+        counts[kind] = counts.get(kind, 0) + 1
+    most = max(counts, key=lambda kind: counts[kind], default="F32")
+    return next((each for each in FILE_TYPES.values() if each.kind == most), FILE_TYPES["F32"])

@@ -1,0 +1,38 @@
+"""The keys of a new file that its tokenizer and its defaults for sampling need, from the files of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiakq.convert.gguf.tokenizer import tokenizer_keys
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.gguf_model.tokenizer import SAMPLING
+from aiakq.formats.model_folder import read_json
+from aiakq.runtime.text.tokenizer import Tokenizer
+
+_GENERATION = "generation_config.json"
+_PREFIX = "general.sampling."
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def vocabulary_keys(checkpoint: Checkpoint, rows: int) -> tuple[dict[str, object], list[str]]:
+    """Return the keys, and notes on what other programs do with them. Those of a GGUF file are taken as they are.
+
+    rows  number of tokens of the model.
+
+    Raises ``gguf_not_written`` for a tokenizer that such files do not hold, and what ``Tokenizer.load`` raises.
+    """
+    if checkpoint.gguf is not None:
+        kept = ("tokenizer.", _PREFIX)
+        return {key: value for key, value in checkpoint.gguf.file.metadata.items() if key.startswith(kept)}, []
+    path = checkpoint.path / _GENERATION
+    generation: dict[str, Any] = read_json(path, _GENERATION) if path.is_file() else {}
+    ends = generation.get("eos_token_id", checkpoint.config.get("eos_token_id"))
+    ids = [id for id in (ends if isinstance(ends, list) else [ends]) if type(id) is int and 0 <= id < rows]
+    keys, notes = tokenizer_keys(Tokenizer.load(checkpoint.path), rows, ids)
+    names = {hf: name for name, hf in SAMPLING.items()}
+    for name in _SAMPLED:
+        value = generation.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            keys[_PREFIX + names.get(name, name)] = value if name == "top_k" else float(value)
+    return keys, notes
