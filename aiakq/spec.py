@@ -16,7 +16,14 @@ from typing import Any
 from aiakq.patterns import is_plain, matches
 
 #: Spellings that users and other tools write, and the method they mean. ``gpt`` is in the reference page.
-METHOD_ALIASES = {"gpt": "gptq", "w8a16": "weight_only_int8", "w8a8": "smooth_quant"}
+METHOD_ALIASES = {
+    "gpt": "gptq",
+    "w8a16": "weight_only_int8",
+    "w8a8": "smooth_quant",
+    "fp8_dynamic": "fp8",
+    "nvfp4a16": "nvfp4",
+    "mxfp4a16": "mxfp4",
+}
 
 
 def canonical_method(name: str) -> str:
@@ -56,6 +63,11 @@ class LayerSpec:
     blocks: str | None = None
     scale_type: str | None = None
     activation_type: str | None = None
+
+    @property
+    def is_float(self) -> bool:
+        """Whether codes are floats of 8 bits, or indices of a table of values."""
+        return self.float8 is not None or self.table is not None
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class QuantizeArguments:
     output: str = argument(..., "Folder for the quantized model.", flags=("-o", "--output"), metavar="DIR")
     method: str = argument(
         ...,
-        "weight_only_int8, smooth_quant, awq, gptq, or a method that a plugin package adds.",
+        "weight_only_int8, smooth_quant, awq, gptq, fp8, mxfp4, nvfp4, or a method that a plugin package adds.",
         flags=("-quant_type", "--quant-type"),
         metavar="METHOD",
     )
@@ -101,7 +101,8 @@ class QuantizeArguments:
     bits: int | None = argument(None, "Bits per weight; the method's default if not given.", group="method")
     group_size: int | None = argument(
         None,
-        "Number of inputs that share a scale; -1: one scale per row. 128 for awq and gptq if not given.",
+        "Number of inputs that share a scale; -1: one scale per row. 128 for awq and gptq if not given; 128 with fp8: "
+        "one scale per block of 128 x 128.",
         group="method",
     )
     symmetric: bool | None = argument(
@@ -141,7 +142,12 @@ class QuantizeArguments:
     )
     gptaq: bool = argument(False, "gptq: another name of --targets original.", group="method")
     awq_scaling: bool = argument(False, "gptq: apply AWQ's scales first.", group="method")
-    gptq: bool = argument(False, "smooth_quant: round the weights with GPTQ.", group="method")
+    gptq: bool | None = argument(
+        None,
+        "smooth_quant, fp8, mxfp4, nvfp4: round the weights with GPTQ. The last three do so by default if calibration "
+        "data is given.",
+        group="method",
+    )
     rotate: str = argument(
         "none",
         "Rotate the residual stream and the values of each head before quantization, folded into the weights. "
@@ -152,8 +158,19 @@ class QuantizeArguments:
     )
     activation_scales: str = argument(
         "token",
-        "smooth_quant: token: dynamic activation scales per token; tensor: one static scale per layer.",
+        "smooth_quant, fp8: token: dynamic activation scales per token; tensor: one static scale per layer, and for fp8 "
+        "one scale per weight.",
         choices=("token", "tensor"),
+        hint="",
+        group="method",
+    )
+    activation_bits: int | None = argument(
+        None,
+        "fp8, mxfp4, nvfp4: bits that activations are rounded to; 16: they are not. 8 for fp8 and 16 for mxfp4 and "
+        "nvfp4 if not given.",
+        choices=(4, 8, 16),
+        metavar="4|8|16",
+        expected="4, 8 or 16 bits",
         hint="",
         group="method",
     )

@@ -21,15 +21,21 @@ def exponents_of(scales: Tensor) -> Tensor:
     return bits.to(torch.uint8)
 
 
-def as_e4m3(scales: Tensor, reciprocal: bool) -> tuple[Tensor, Tensor]:
+def as_e4m3(scales: Tensor, reciprocal: bool, unit: float | None = None) -> tuple[Tensor, Tensor]:
     """Split scales [N, ng] into e4m3 numbers [N, ng] and their common unit [1] float32.
 
     reciprocal  whether readers divide the numbers by the unit instead of multiplying.
+    unit        the unit to take, by which they are divided; None: any that fits.
 
     The result gives these scales again: exactly, or to one rounding in float32 if they were computed the other way
     round. Raises ``tensor_mismatch`` if there is no such unit.
     """
     wanted = scales.to(torch.float32)
+    if unit is not None and reciprocal:
+        given = torch.tensor(unit, device=scales.device)
+        codes = (wanted * given).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
+        if torch.equal(codes.to(torch.float32) / given, wanted):
+            return codes, given.reshape(1)
     highest = wanted.abs().max().to(torch.float64)
     if not bool(torch.isfinite(highest)) or float(highest) == 0:
         raise mismatch("linear", "weight has no scale but 0, or infinite ones")

@@ -160,7 +160,7 @@ def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype, names: Float4Nam
         raise mismatch("linear", f"weight has groups of {weight.group_size}, not of {spec.group_size}")
     tensors = {names.codes: weight.codes[:, ::2] | (weight.codes[:, 1::2] << 4)}
     if spec.scale_type == "e4m3":
-        tensors[names.scales], tensors[names.unit] = as_e4m3(weight.scales, names.reciprocal)
+        tensors[names.scales], tensors[names.unit] = as_e4m3(weight.scales, names.reciprocal, weight.unit)
     else:
         tensors[names.scales] = exponents_of(weight.scales)
     if weight.input_scale is not None:

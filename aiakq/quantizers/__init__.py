@@ -22,6 +22,9 @@ METHODS: Registry[Method] = Registry(
         "smooth_quant": "aiakq.quantizers.methods:SMOOTH_QUANT",
         "awq": "aiakq.quantizers.methods:AWQ",
         "gptq": "aiakq.quantizers.methods:GPTQ",
+        "fp8": "aiakq.quantizers.methods:FP8",
+        "mxfp4": "aiakq.quantizers.methods:MXFP4",
+        "nvfp4": "aiakq.quantizers.methods:NVFP4",
     },
 )
 
@@ -31,6 +34,7 @@ TRANSFORMS: Registry[type[Transform]] = Registry(
     {
         "smooth_quant": "aiakq.quantizers.transforms.smooth_quant:SmoothQuant",
         "awq": "aiakq.quantizers.transforms.awq:Awq",
+        "input_scales": "aiakq.quantizers.transforms.input_scales:InputScales",
     },
 )
 

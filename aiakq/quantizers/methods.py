@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aiakq.quantizers.recipe import Component, Method
+from aiakq.spec import Float8
 
 WEIGHT_ONLY_INT8 = Method(
     summary="Every weight was rounded to the nearest of 256 levels, with one scale per output row.",
@@ -36,4 +37,36 @@ GPTQ = Method(
     bits=(4, 8, 3, 2),
     group_size=128,
     format="gptq",
+)
+
+FP8 = Method(
+    summary="Weights are 8-bit floats (e4m3).",
+    rounder=Component("rtn"),
+    bits=(8,),
+    symmetric=(True,),
+    activation_bits=8,
+    activation_choices=(8, 16),
+    float8=Float8(),
+)
+
+MXFP4 = Method(
+    summary="Weights are 4-bit floats (e2m1), with a power of two for every 32 of them (OCP Microscaling).",
+    rounder=Component("rtn").with_parameters(scale_search="mse"),
+    bits=(4,),
+    group_size=32,
+    symmetric=(True,),
+    activation_choices=(16, 8, 4),
+    table="e2m1",
+    scale_type="e8m0",
+)
+
+NVFP4 = Method(
+    summary="Weights are 4-bit floats (e2m1), with an 8-bit float for every 16 of them and a number for all.",
+    rounder=Component("rtn").with_parameters(scale_search="mse"),
+    bits=(4,),
+    group_size=16,
+    symmetric=(True,),
+    activation_choices=(16, 4),
+    table="e2m1",
+    scale_type="e4m3",
 )

@@ -8,7 +8,7 @@ the standard library.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
@@ -20,7 +20,11 @@ from aiakq.formats import FORMATS, WITH_ZERO_POINTS
 from aiakq.quantizers import METHODS
 from aiakq.quantizers.recipe import Component, Method, Recipe, load_rounder, load_transform
 from aiakq.quantizers.recipe_file import RecipeFile, read_recipe
-from aiakq.spec import QuantSpec, canonical_method
+from aiakq.spec import Float8, LayerSpec, QuantSpec, canonical_method
+
+#: Methods whose weights are floats, and the outputs and inputs of a block that may share a scale in FP8.
+_FLOATS = ("fp8", "mxfp4", "nvfp4")
+_BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -70,16 +74,22 @@ class QuantizeOptions(QuantizeArguments):
     def _check_pairs(self) -> None:
         method, preset = f"-quant_type {self.method}", self.preset
         chosen = self.target_bpw is not None or self.max_kl is not None
-        if self.activation_scales != "token" and not preset.activation_bits:
-            _conflict(
-                "--activation-scales", method, "its activations are not quantized", "Use -quant_type smooth_quant."
-            )
-        if preset.activation_bits and self.group_size not in (None, -1):
+        if self.activation_scales != "token" and (not self.rounded_bits or preset.table is not None):
+            reason = "its activations are not quantized" if not self.rounded_bits else "their groups have computed scales"
+            _conflict("--activation-scales", method, reason, "Use -quant_type smooth_quant or fp8.")
+        widths = preset.activation_choices or (preset.activation_bits or 16,)
+        if self.activation_bits is not None and self.activation_bits not in widths:
+            reason = f"its activations have {' or '.join(map(str, sorted(widths)))} bits"
+            _conflict(f"--activation-bits {self.activation_bits}", method, reason, "Use one of these, or another method.")
+        if preset.is_float:
+            self._check_float_groups(method)
+        elif preset.activation_bits and self.group_size not in (None, -1):
             _conflict("--group-size", method, "its kernels take one scale per row", "Leave --group-size away.")
         if self.symmetric is not None and self.symmetric not in preset.symmetric:
             _conflict("--asymmetric", method, "its format is symmetric", "Leave it away, or use awq or gptq.")
-        if self.tune is not None and preset.activation_bits:
-            _conflict("--tune", method, "rounded activations have no gradient", "Use -quant_type gptq or awq.")
+        if self.tune is not None and (self.rounded_bits or preset.is_float):
+            reason = "rounded activations have no gradient" if self.rounded_bits else "it tunes the scales of integers"
+            _conflict("--tune", method, reason, "Use -quant_type gptq or awq.")
         if self.max_kl is not None and self.tune is not None and not str(self.tune).endswith("steps"):
             reason = "the published model would be tuned for another number of steps than the measured one"
             _conflict(f"--tune {self.tune}", "--max-kl", reason, "Give a number of steps, like --tune 96steps.")
@@ -99,6 +109,17 @@ class QuantizeOptions(QuantizeArguments):
             )
         if self.max_kl is not None and not self.evaluate:
             _conflict("--max-kl", "--no-eval", "the divergence is measured there", "Leave --no-eval away.")
+
+    def _check_float_groups(self, method: str) -> None:
+        sizes = (-1, _BLOCK) if self.preset.float8 is not None else (self.preset.group_size,)
+        if self.group_size is not None and self.group_size not in sizes:
+            reason = "its format has one scale " + (
+                f"per row, or per block of {_BLOCK} x {_BLOCK}" if len(sizes) > 1 else f"per {sizes[0]} inputs"
+            )
+            _conflict(f"--group-size {self.group_size}", method, reason, "Leave it away.")
+        if self.group_size == _BLOCK and self.activation_scales == "tensor":
+            reason = "blocks of weights have scales of activations for every 128 inputs"
+            _conflict(f"--group-size {_BLOCK}", "--activation-scales tensor", reason, "Leave one of them away.")
 
     # --- derived settings ---------------------------------------------------------------------------------------------
 
@@ -120,6 +141,37 @@ class QuantizeOptions(QuantizeArguments):
         """Return the method's recipe with the options applied. Raises ``bad_option``, ``option_conflict``."""
         transforms, rounder = _with_components(self, list(self.preset.transforms), self.preset.rounder)
         return _with_parameters(self, transforms, rounder)
+
+    @property
+    def rounded_bits(self) -> int | None:
+        """Return the bits that activations are rounded to, or None."""
+        bits = self.activation_bits or self.preset.activation_bits
+        return None if bits == 16 else bits
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a method of floats rounds with GPTQ: if it is asked for, else if calibration data is given."""
+        return (self.calibration or self.token_ids) is not None if self.gptq is None else self.gptq
+
+    @property
+    def float_layers(self) -> dict[str, LayerSpec]:
+        """Return what ``--layer`` may choose for single layers of a method of floats, by name; empty for others."""
+        if not self.preset.is_float:
+            return {}
+        named: dict[str, LayerSpec] = {}
+        for name in _FLOATS:
+            other: Method = METHODS.load(name)
+            widths = sorted(width for width in other.activation_choices if width < 16)
+            named[name] = LayerSpec(
+                bits=other.bits[0],
+                group_size=other.group_size,
+                activation_bits=widths[0] if self.rounded_bits else None,
+                static_input=bool(self.rounded_bits) and other.scale_type == "e4m3",
+                float8=other.float8,
+                table=other.table,
+                scale_type=other.scale_type,
+            )
+        return named | {self.method: self.spec("").layer}
 
     @property
     def warnings(self) -> list[str]:
@@ -154,11 +206,29 @@ class QuantizeOptions(QuantizeArguments):
             bits=bits,
             group_size=self.group_size or preset.group_size,
             symmetric=symmetric,
-            activation_bits=preset.activation_bits,
-            static_input=self.activation_scales == "tensor",
+            activation_bits=self.rounded_bits,
+            static_input=self._has_static_inputs,
+            float8=self._float8,
+            table=preset.table,
+            scale_type=preset.scale_type,
             ignore=tuple(ignore),
             notes={"version": version},
         )
+
+    @property
+    def _has_static_inputs(self) -> bool:
+        return self.activation_scales == "tensor" or (bool(self.rounded_bits) and self.preset.scale_type == "e4m3")
+
+    @property
+    def _float8(self) -> Float8 | None:
+        """Return how the scales of 8-bit floats are shared: those of llm-compressor's FP8_DYNAMIC, FP8 or FP8_BLOCK."""
+        if self.preset.float8 is None or self.group_size in (None, -1):
+            return replace(self.preset.float8, rows=-1) if self._is_static_float8 else self.preset.float8
+        return Float8(rows=_BLOCK, activation_group=_BLOCK if self.rounded_bits else -1)
+
+    @property
+    def _is_static_float8(self) -> bool:
+        return self.preset.float8 is not None and self.activation_scales == "tensor"
 
 
 def _known_method(name: str) -> str:
@@ -187,6 +257,8 @@ def _with_components(
 ) -> tuple[list[Component], Component]:
     """Return the components after applying ``--gptq``, ``--gptaq`` and ``--awq-scaling``."""
     method = f"-quant_type {options.method}"
+    if options.preset.is_float:
+        return _float_components(options, transforms, rounder)
     if options.gptq:
         if rounder.name != "rtn" or "smooth_quant" not in [transform.name for transform in transforms]:
             _conflict(
@@ -210,6 +282,27 @@ def _with_components(
     return transforms, rounder
 
 
+def _float_components(
+    options: QuantizeOptions, transforms: list[Component], rounder: Component
+) -> tuple[list[Component], Component]:
+    """Return the components of a method of floats."""
+    if rounder.name == "rtn" and options.calibrated and not (options.recipe_file and options.recipe_file.has_rounder):
+        rounder = Component("gptq", {"targets": "own"} if options.preset.float8 is not None else {})
+    if options.gptaq:
+        if rounder.name != "gptq" or options.targets == "own":
+            other = "--targets own" if options.targets == "own" else f"-quant_type {options.method} without --gptq"
+            _conflict("--gptaq", other, "it means --targets original", "Leave it away.")
+        rounder = rounder.with_parameters(targets="original")
+    if options.awq_scaling:
+        transforms = [Component("awq", {"clip": False}), *transforms]
+    stored = options.spec("").static_input or (
+        options.rounded_bits and any(text.endswith("=nvfp4") for text in options.layer)
+    )
+    if stored and "input_scales" not in [transform.name for transform in transforms]:
+        transforms = [*transforms, Component("input_scales")]
+    return transforms, rounder
+
+
 def _with_parameters(options: QuantizeOptions, transforms: list[Component], rounder: Component) -> Recipe:
     """Return the recipe of these components, with the parameters set by their own flags."""
     method = f"-quant_type {options.method}"
@@ -225,7 +318,8 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
         if rounder.name in ("gptq", "gptaq") or (rounder.name, parameter) == ("rtn", "targets"):
             rounder = rounder.with_parameters(**{parameter: given})
         elif given not in ("none", "own"):
-            _conflict(option, method, reason, "Leave it away, or use -quant_type gptq.")
+            other = "round with --gptq" if options.preset.is_float else "use -quant_type gptq"
+            _conflict(option, method, reason, f"Leave it away, or {other}.")
     if options.smooth_alpha is not None:
         transforms = [
             component.with_parameters(alpha=options.smooth_alpha) if component.name == "smooth_quant" else component

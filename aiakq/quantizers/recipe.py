@@ -16,7 +16,7 @@ from aiakq.constraints import Constraint, constraint_of, declare
 from aiakq.errors import error
 from aiakq.formats import FALLBACK
 from aiakq.registry import Registry
-from aiakq.spec import LayerSpec
+from aiakq.spec import Float8, LayerSpec
 
 ANY_BITS = (8, 4, 3, 2)
 
@@ -37,7 +37,11 @@ class Method:
     """A named recipe: its components, and its default scheme and format.
 
     summary          one sentence for the model card.
-    bits, symmetric  supported values; the first is the default.
+    bits, symmetric     supported values; the first is the default.
+    activation_bits     8 or 4 if activations are rounded by default, else None.
+    activation_choices  values of ``--activation-bits``, with 16 for activations that are not rounded; empty: only the
+                        default.
+    float8, table, scale_type  those of LayerSpec, of weights that are floats.
     """
 
     summary: str
@@ -48,6 +52,15 @@ class Method:
     symmetric: tuple[bool, ...] = (True, False)
     activation_bits: int | None = None
     format: str = FALLBACK
+    activation_choices: tuple[int, ...] = ()
+    float8: Float8 | None = None
+    table: str | None = None
+    scale_type: str | None = None
+
+    @property
+    def is_float(self) -> bool:
+        """Whether weights are stored as floats."""
+        return self.float8 is not None or self.table is not None
 
     def with_components(self, transforms: tuple[Component, ...] | None, rounder: Component | None) -> Method:
         """Return the method with other transforms or another rounder; None keeps its own."""
@@ -210,7 +223,7 @@ class Recipe:
                 option="--activation-scales tensor",
                 other=others,
                 reason="no transform in it stores activation scales",
-                hint="Add the transform smooth_quant, or leave it away.",
+                hint="Add the transform smooth_quant, for floats input_scales, or leave it away.",
             )
 
     def for_model(self, model_type: str) -> Recipe:

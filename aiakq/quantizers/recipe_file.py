@@ -51,12 +51,13 @@ class RecipeFile:
 
     options  the options by field of QuantizeOptions, validated individually; always includes ``method``, which is
              "recipe:" and the components for a recipe without one.
-    preset   the method with the file's components.
+    preset   the method with the file's components; ``has_rounder``: whether one of them is its rounder.
     """
 
     path: str
     options: Mapping[str, Any]
     preset: Method
+    has_rounder: bool = False
 
     def located(self, problem: AiakqError, options: QuantizeArguments) -> AiakqError:
         """Return ``problem`` with the file and the keys named, if the offending values come from the file."""
@@ -80,16 +81,13 @@ def read_recipe(path: Path) -> RecipeFile:
     for key, value in recipe.items():
         if key in rows and value is not None:
             options[rows[key].name] = checked_value(rows[key], value, f"{key} in {path}")
-        elif key not in rows and key not in ("transforms", "rounder", "activation_bits"):
+        elif key not in rows and key not in ("transforms", "rounder"):
             raise _bad(f"The key {key!r} in {path}", key, "an option of a recipe", "docs/quantize.md lists them.")
     transforms = _transforms(recipe.get("transforms"), path)
     rounder = None if recipe.get("rounder") is None else _component(recipe["rounder"], "rounder", path)
     if rounder is not None:
         load_rounder(rounder, _labels(rounder, "rounder", path))
-    activation_bits = recipe.get("activation_bits")
-    if activation_bits not in (None, 8):
-        raise _bad(f"activation_bits in {path}", activation_bits, "8, or left away")
-    return RecipeFile(str(path), *_preset(options, transforms, rounder, activation_bits, path))
+    return RecipeFile(str(path), *_preset(options, transforms, rounder, path), has_rounder=rounder is not None)
 
 
 def recipe_document(options: QuantizeArguments, recipe: Recipe, activation_bits: int | None) -> dict[str, object]:
@@ -167,21 +165,23 @@ def _preset(
     options: dict[str, Any],
     transforms: tuple[Component, ...] | None,
     rounder: Component | None,
-    activation_bits: int | None,
     path: Path,
 ) -> tuple[dict[str, object], Method]:
     """Return the options with their method, and that method with the components of the file."""
-    key = f"{_row('method').key} in {path}"
+    key, activation_bits = f"{_row('method').key} in {path}", options.get("activation_bits")
     if "method" in options:
         name = canonical_method(options["method"])
         if name not in METHODS:
             raise _bad(key, name, "one of " + ", ".join(METHODS))
         base: Method = METHODS.load(name)
-        if activation_bits is not None and activation_bits != base.activation_bits:
+        widths = base.activation_choices or (base.activation_bits or 16,)
+        if activation_bits is not None and activation_bits not in widths:
             raise _bad(f"activation_bits in {path}", activation_bits, f"possible with {name}", "Leave the method away.")
         return {**options, "method": name}, base.with_components(transforms, rounder)
     if rounder is None:
         raise _bad(key, None, "given, although there is no rounder", "Name a method, or a rounder and its transforms.")
+    if activation_bits not in (None, 8):
+        raise _bad(f"activation_bits in {path}", activation_bits, "8, or left away")
     components = (*(transforms or ()), rounder)
     name = _COMPOSED + "+".join(component.name for component in components)
     widths = load_rounder(rounder).bits

@@ -1,6 +1,7 @@
 """Fixtures that quantize tiny models and compute with the outputs."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.kernels.ops.block_floats import round_inputs
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
@@ -25,13 +27,21 @@ def _quantize(source: Path, output: Path, method: str, **fields: Any) -> Any:
 
 
 def dense(weight: QWeight) -> Tensor:
+    if weight.code_type is not None or weight.table is not None:
+        codes = weight.codes.view(weight.code_type).float() if weight.table is None else weight.table[weight.codes.long()]
+        return codes * weight.scales.float()[:, torch.arange(weight.k) // weight.group_size]
     zeros = weight.zeros if weight.zeros is not None else torch.full_like(weight.scales, 2 ** (weight.bits - 1))
     group = torch.arange(weight.k) // weight.group_size
     return (weight.codes.float() - zeros.float()[:, group]) * weight.scales.float()[:, group]
 
 
+def _round_floats(weight: QWeight, module: object, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    x = args[0]
+    return (round_inputs(x.reshape(-1, x.shape[-1]), weight.input_scale, weight.rounding).view(x.shape),)
+
+
 class Dequantized:
-    """A quantized folder as a float32 transformers model; w8a8 rounds its activations."""
+    """A quantized folder as a float32 transformers model, whose activations are rounded as it says."""
 
     def __init__(self, folder: Path) -> None:
         import transformers
@@ -48,6 +58,8 @@ class Dequantized:
             if weight.bias is not None:
                 state[f"{prefix}.bias"] = weight.bias.float()
             own.update(checkpoint.linear_tensors(prefix).values())
+            if weight.scheme in ("fp8a8", "lut4a8", "lut4a4"):
+                self.model.get_submodule(prefix).register_forward_pre_hook(partial(_round_floats, weight))
             if weight.scheme == "w8a8":
                 self.model.get_submodule(prefix).register_forward_pre_hook(lambda _, args: round_activations(args[0]))
         state |= {name: checkpoint.tensor(name).float() for name in checkpoint.inventory if name not in own}

@@ -23,7 +23,22 @@ def test_every_method_is_a_recipe() -> None:
         "smooth_quant": ["smooth_quant", "rtn"],
         "awq": ["awq", "rtn"],
         "gptq": ["gptq"],
+        "fp8": ["rtn"],
+        "mxfp4": ["rtn"],
+        "nvfp4": ["rtn"],
     }
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4", "nvfp4"])
+def test_floats_are_rounded_by_gptq_where_calibration_is_given(method: str) -> None:
+    def rounder(**fields: Any) -> str:
+        return options(method, **fields).resolved_recipe.rounder.name
+
+    assert rounder() == "rtn"
+    assert rounder(calibration="text.txt") == rounder(token_ids="ids.txt") == rounder(gptq=True) == "gptq"
+    assert rounder(calibration="text.txt", gptq=False) == "rtn"
+    solved = options(method, gptq=True).resolved_recipe.rounder
+    assert solved.targets == ("own" if method == "fp8" else "original")  # type: ignore[attr-defined]
 
 
 def test_options_import_nothing_heavy() -> None:
@@ -34,6 +49,7 @@ def test_options_import_nothing_heavy() -> None:
 def test_alternative_spellings_of_methods_are_accepted() -> None:
     assert options("gpt").method == "gptq"
     assert options("W8A8").method == "smooth_quant"
+    assert [options(name).method for name in ("FP8_DYNAMIC", "NVFP4A16", "MXFP4A16")] == ["fp8", "nvfp4", "mxfp4"]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +74,21 @@ def test_alternative_spellings_of_methods_are_accepted() -> None:
         ({"method": "smooth_quant", "symmetric": False}, "option_conflict"),
         ({"method": "smooth_quant", "smooth_alpha": "much"}, "bad_option"),
         ({"scale_search": "grid"}, "bad_option"),
+        ({"activation_bits": 8}, "option_conflict"),
+        ({"method": "smooth_quant", "activation_bits": 16}, "option_conflict"),
+        ({"method": "fp8", "activation_bits": 4}, "option_conflict"),
+        ({"method": "nvfp4", "activation_bits": 8}, "option_conflict"),
+        ({"method": "fp8", "activation_bits": 16, "activation_scales": "tensor"}, "option_conflict"),
+        ({"method": "nvfp4", "activation_bits": 4, "activation_scales": "tensor"}, "option_conflict"),
+        ({"method": "fp8", "group_size": 64}, "option_conflict"),
+        ({"method": "fp8", "group_size": 128, "activation_scales": "tensor"}, "option_conflict"),
+        ({"method": "mxfp4", "group_size": 16}, "option_conflict"),
+        ({"method": "mxfp4", "symmetric": False}, "option_conflict"),
+        ({"method": "mxfp4", "sweeps": 2}, "option_conflict"),
+        ({"method": "mxfp4", "gptaq": True}, "option_conflict"),
+        ({"method": "mxfp4", "awq_scaling": True}, "option_conflict"),
+        ({"method": "nvfp4", "tune": "8steps"}, "option_conflict"),
+        ({"method": "nvfp4", "target_bpw": 4.5}, "option_conflict"),
         ({"importance": "much"}, "bad_option"),
         ({"method": "awq", "importance": "gradient"}, "option_conflict"),
         ({"method": "smooth_quant", "importance": "gradient"}, "option_conflict"),
@@ -159,6 +190,9 @@ def test_formats_of_the_methods() -> None:
         "smooth_quant": ("compressed-tensors", "w8a8 channel sym"),
         "awq": ("awq", "w4a16 g128 asym"),
         "gptq": ("gptq", "w4a16 g128 sym"),
+        "fp8": ("compressed-tensors", "fp8a8 channel"),
+        "mxfp4": ("compressed-tensors", "lut4a16 g32 e2m1 e8m0"),
+        "nvfp4": ("compressed-tensors", "lut4a16 g16 e2m1 e4m3"),
     }
     assert options("gptq", symmetric=False).spec("1").format == "gptq_v2"
 

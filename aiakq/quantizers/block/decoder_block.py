@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.formats import has_signed_scales
+from aiakq.quantizers.block.float_rounding import FloatRounding
 from aiakq.quantizers.block.inputs import BlockInputs, count_expert_tokens
 from aiakq.quantizers.block.original import OriginalBlock
 from aiakq.quantizers.block.result import BlockResult
@@ -63,6 +64,7 @@ class DecoderBlock:
     original      the block of the unquantized model; None unless the recipe needs it.
     inputs        calibration inputs of its linears.
     folder        folds scales.
+    floats        rounds the linears that are stored as floats.
     result        finished linears, their errors and remarks.
     clip          clipping magnitude of each group of a linear, [N, K / G] by name; absent: no clipping.
     input_scales  static activation scale of a linear, a float32 scalar by name.
@@ -113,6 +115,7 @@ class DecoderBlock:
         self.result = BlockResult(self.linears, self._specs)
         stages = [[group[0] for group in part.groups] for part in self.parts()] if self.experts else []
         self.inputs = BlockInputs(module, index, prefix, activations, self.groups, stages, self.result, self.workers)
+        self.floats = FloatRounding(self.linears, self._specs, groups)
         self.folder = ScaleFolder(module, self.linears, plan.heads, plan.storage)
         self.clip: dict[str, Tensor] = {}
         self.input_scales: dict[str, Tensor] = {}
@@ -194,6 +197,8 @@ class DecoderBlock:
         """Round the linear's weight to nearest, or ``weight`` [N, K] instead of it; ``clip`` [N, K / G] limits the
         ranges of its groups."""
         spec, weight = self._specs[name], self.weight(name) if weight is None else weight
+        if spec.layer.is_float:
+            return self.floats.round(name, weight, searched=False)
         return round_weight(weight, spec.bits, spec.group_size, spec.symmetric, self.plan.scales, clip)
 
     def rtn_searched(self, name: str, near: bool, signed: bool = False, weight: Tensor | None = None) -> Rounding:
@@ -202,6 +207,8 @@ class DecoderBlock:
         ``signed`` as in ``round_searched``; it has no effect near the full range, or if the format has positive scales.
         """
         spec, weight = self._specs[name], self.weight(name) if weight is None else weight
+        if spec.layer.is_float:
+            return self.floats.round(name, weight, searched=True)
         scheme = spec.bits, spec.group_size, spec.symmetric, self.plan.scales
         if near:
             return round_near(weight, *scheme)
@@ -211,7 +218,7 @@ class DecoderBlock:
         """Whether scales of these linears of equal scheme may be negative; if the readers of their format cannot have
         them, the report says so."""
         spec = self._specs[names[0]]
-        if not may_be_signed(spec.bits, spec.symmetric):
+        if spec.layer.is_float or not may_be_signed(spec.bits, spec.symmetric):
             return False
         if has_signed_scales(spec.format):
             return True
@@ -221,7 +228,7 @@ class DecoderBlock:
 
     def finish(self, name: str, rounding: Rounding) -> None:
         """Submit a rounded linear; see ``BlockResult.finish``."""
-        self.result.finish(name, rounding, self.input_scales.get(name))
+        self.result.finish(name, rounding, self.input_scales.get(name), self.floats.unit(name))
 
     def finish_shared(self, tasks: Mapping[str, Callable[[], Rounding]]) -> None:
         """Submit the linears that ``tasks`` names, in order; each is rounded by one of the workers.
@@ -249,6 +256,7 @@ class DecoderBlock:
             setattr(self.module.get_submodule(path), last, new)
         self.result.clear()
         self.folder.clear()
+        self.floats.clear()
         self.clip.clear()
         self.input_scales.clear()
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from aiakq.formats.input_rounding import rounding_of
+from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import QWeight
 from aiakq.quantizers.model.plain_linears import take_weight
 from aiakq.quantizers.numerics.magnitudes import Magnitudes, largest
@@ -39,11 +41,13 @@ class BlockResult:
         for name, linear in linears.items():
             self.magnitudes.weight_before[name] = largest(linear.weight.data)
 
-    def finish(self, name: str, rounding: Rounding, input_scale: Tensor | None = None) -> None:
+    def finish(
+        self, name: str, rounding: Rounding, input_scale: Tensor | None = None, unit: float | None = None
+    ) -> None:
         """Submit a linear: its codes and scales are what will be written and what the block computes with from now on.
 
         rounding: codes [N, K] uint8, scales and zeros [N, K / G] float32; ``input_scale``, a float32 scalar, if
-        activations have a static scale. Call once per linear. The linear's weight is modified.
+        activations have a static scale; ``unit``, by which scales in e4m3 are divided (NVFP4). Call once per linear. The linear's weight is modified.
         """
         assert name not in self.finished, name
         codes, scales, zeros = rounding
@@ -57,6 +61,10 @@ class BlockResult:
             bias=None if linear.bias is None else linear.bias.data,
             group_size=linear.in_features if spec.group_size == -1 else spec.group_size,
             input_scale=input_scale,
+            code_type=None if spec.float8 is None else torch.float8_e4m3fn,
+            table=None if spec.table is None else torch.tensor(TABLES[spec.table], device=codes.device),
+            rounding=rounding_of(spec, reciprocal=unit is not None),
+            unit=unit,
         )
         self.originals[name] = linear.weight.data
         self.adopt(name, weight)

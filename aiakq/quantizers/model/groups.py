@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.model.experts import EXPERT, Experts
 
+#: Linears that servers join into one, which works only if they share one scheme, and the numbers of a whole linear.
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+
 
 def block_linears(block: nn.Module) -> dict[str, nn.Linear]:
     """Return every linear of a block that transforms activations, by its name inside the block.

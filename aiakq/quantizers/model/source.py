@@ -325,8 +325,10 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
     result = tensor if dtype is None else tensor.to(dtype)
+    # torch adds no floats of 8 bits.
+    values = result.to(torch.float32) if result.element_size() == 1 else result
     # A finite sum proves that all elements are finite; one that is not may be a mere overflow.
-    if not bool(torch.isfinite(result.sum())) and not bool(torch.isfinite(result).all()):
+    if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
         if bool(torch.isfinite(tensor).all()):
             largest = float(tensor.abs().max())
             raise error("not_finite", what=f"{name} (up to {largest:.3g}) as {dtype}", hint="Use -t bf16.")

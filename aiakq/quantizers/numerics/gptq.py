@@ -94,15 +94,19 @@ class GptqSolver:
         # The cost of an error in each column after compensation in the columns that follow.
         self.cost = self.hinv.diagonal().pow(-2)
 
-    def round(self, weight: Tensor | Sequence[Tensor], shift: Tensor | None = None) -> GptqResult:
+    def round(
+        self, weight: Tensor | Sequence[Tensor], shift: Tensor | None = None, fixed: Tensor | None = None
+    ) -> GptqResult:
         """Round ``weight`` [N, K] float32, or several of equal K as if they were concatenated along N; not modified.
 
-        ``shift`` [N, K] is added to that of the drift.
+        ``shift`` [N, K] is added to that of the drift. ``fixed`` [N, K / G] float32 are scales that may not be chosen;
+        then none is refitted.
         """
         settings, size = self.settings, self.group_size
+        assert fixed is None or not settings.refit, "fixed scales are not refitted"
         parts = [weight] if isinstance(weight, Tensor) else list(weight)
         if self.damp is None:
-            return self._rounded_to_nearest(torch.cat(parts))
+            return self._rounded_to_nearest(torch.cat(parts), fixed)
         k = parts[0].shape[1]
         # Transpose, so that each step works on contiguous memory.
         columns = torch.cat([part.T for part in parts], dim=1)
@@ -116,7 +120,9 @@ class GptqSolver:
             if settings.order == "static":
                 parts = [columns[torch.argsort(self.order)].T]
             pending = None
-        if settings.order == "static":
+        if fixed is not None:
+            scales, zeros = fixed.T.contiguous(), torch.zeros_like(fixed.T)
+        elif settings.order == "static":
             by_input = self.cost[torch.argsort(self.order)].unflatten(0, (-1, size))
             whole = [settings.grid.search(grouped(part, size), by_input) for part in parts]
             scales, zeros = (torch.cat(tensors).T.contiguous() for tensors in zip(*whole, strict=True))
@@ -124,7 +130,7 @@ class GptqSolver:
         else:
             scales, zeros = torch.empty(2, k // size, n, device=columns.device)
         grid = Grid(settings.grid, scales, zeros, torch.empty(k, n, dtype=torch.uint8, device=columns.device))
-        self._round_in_order(columns, pending, grid)
+        self._round_in_order(columns, pending, grid, searches=settings.order != "static" and fixed is None)
         del pending
         if self.root is not None:
             _multiply_upper(self.root, columns)
@@ -133,10 +139,10 @@ class GptqSolver:
         del columns
         return GptqResult(grid.codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), self.damp)
 
-    def _rounded_to_nearest(self, weight: Tensor) -> GptqResult:
-        """Round without a Hessian: weight [N, K]."""
+    def _rounded_to_nearest(self, weight: Tensor, fixed: Tensor | None) -> GptqResult:
+        """Round without a Hessian: weight [N, K]; ``fixed`` as in ``round``."""
         groups, kind = grouped(weight, self.group_size), self.settings.grid
-        scales, zeros = kind.search(groups, None)
+        scales, zeros = kind.search(groups, None) if fixed is None else (fixed, torch.zeros_like(fixed))
         codes = kind.codes(groups, scales.unsqueeze(-1), zeros.unsqueeze(-1))
         return GptqResult(codes.flatten(1).to(torch.uint8), scales, zeros, damp=None)
 
@@ -148,8 +154,9 @@ class GptqSolver:
         _multiply_upper(self.hinv, pending)
         return pending if self.drift is None else pending.addmm_(self.drift, columns)
 
-    def _round_in_order(self, columns: Tensor, pending: Tensor | None, grid: Grid) -> None:
-        """The loop: replace columns [K, N], in its order, by their errors, and write codes and ranges to ``grid``.
+    def _round_in_order(self, columns: Tensor, pending: Tensor | None, grid: Grid, searches: bool) -> None:
+        """The loop: replace columns [K, N], in its order, by their errors, and write codes to ``grid``, and ranges if it
+        ``searches`` them when it reaches their groups.
 
         ``pending`` [K, N]: what remains to be added to the columns is ``U^T pending``.
         """
@@ -163,7 +170,7 @@ class GptqSolver:
             first = start
             while first < stop:
                 last = stop
-                if self.settings.order != "static":
+                if searches:
                     # Up to the next column that begins a group.
                     last = min(stop, (first // size + 1) * size)
                     if first % size == 0:

@@ -1,8 +1,8 @@
 """Quantization spec of each linear: the method's own, ``--layer`` and ``--skip``, and a format that holds them all.
 
 A layer override is ``GLOB=HOW``: a glob over full module names (``*`` matches dots too), and settings separated by
-commas: ``bits:8``, ``group:64`` (``-1`` for whole rows), ``sym``, ``asym``, ``skip``. The first matching override
-applies.
+commas: ``bits:8``, ``group:64`` (``-1`` for whole rows), ``sym``, ``asym``, ``skip``; in models of floats one word:
+``fp8``, ``mxfp4``, ``nvfp4`` or ``skip``. The first matching override applies.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from fnmatch import fnmatchcase
 
 from aiakq import formats
 from aiakq.errors import AiakqError, error
+from aiakq.quantizers.model.groups import FUSED
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.spec import LayerSpec, QuantSpec
 
 _HINT = "Example: --layer 'model.layers.0.*=bits:8,group:64'"
-#: Linears that servers fuse into one, which works only if they share one scheme.
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 
 def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str], head: str | None) -> QuantSpec:
@@ -31,8 +30,8 @@ def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str],
     linears = list(names)
     layers: dict[str, LayerSpec | None] = {}
     for text in options.layer:
-        glob, layer = parse_override(text, base.layer, options.preset.bits)
-        if base.activation_bits and layer is not None and (layer.group_size != -1 or not layer.symmetric):
+        glob, layer = parse_override(text, base.layer, options.preset.bits, options.float_layers)
+        if base.activation_bits and not base.layer.is_float and layer is not None and (layer.group_size != -1 or not layer.symmetric):
             expected = "possible where activations are quantized too: their kernels take one symmetric scale per row"
             raise error(
                 "bad_option", option="--layer", value=text, expected=expected, hint="Use skip for these layers."
@@ -113,8 +112,13 @@ def settle_format(
     return replace(with_layers(base, layers), format=chosen)
 
 
-def parse_override(text: str, base: LayerSpec, bits: tuple[int, ...]) -> tuple[str, LayerSpec | None]:
-    """Parse ``GLOB=HOW`` into the glob and the resulting spec, starting from ``base``. Raises ``bad_option``."""
+def parse_override(
+    text: str, base: LayerSpec, bits: tuple[int, ...], named: Mapping[str, LayerSpec] | None = None
+) -> tuple[str, LayerSpec | None]:
+    """Parse ``GLOB=HOW`` into the glob and the resulting spec, starting from ``base``. Raises ``bad_option``.
+
+    named  what a single word stands for, if the layers of ``base`` are floats.
+    """
 
     def bad(expected: str) -> AiakqError:
         return error("bad_option", option="--layer", value=text, expected=expected, hint=_HINT)
@@ -122,6 +126,10 @@ def parse_override(text: str, base: LayerSpec, bits: tuple[int, ...]) -> tuple[s
     glob, equals, settings = text.partition("=")
     if not glob or not equals or not settings:
         raise bad("a glob, an equals sign and settings")
+    if named:
+        if settings.strip() not in (*named, "skip"):
+            raise bad(f"{', '.join(named)} or skip, which a layer of floats may be")
+        return glob, named.get(settings.strip())
     layer = base
     for setting in settings.split(","):
         key, _, value = setting.strip().partition(":")
@@ -165,7 +173,7 @@ def fused_scheme_warnings(spec: QuantSpec, names: Iterable[str]) -> list[str]:
         layer_spec = spec.for_layer(name)
         by_parent.setdefault(parent, {})[last] = None if layer_spec is None else layer_spec.layer
     warnings = []
-    for parts in _FUSED:
+    for parts in FUSED:
         for parent, stored in by_parent.items():
             if len({stored[part] for part in parts if part in stored}) > 1:
                 warnings.append(

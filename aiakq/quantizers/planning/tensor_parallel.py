@@ -23,6 +23,7 @@ from typing import Any
 from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import padded_widths
+from aiakq.quantizers.model.groups import FUSED
 from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.spec import QuantSpec
@@ -41,8 +42,6 @@ _WIDTHS = (
 )
 #: Sizes that are tried to list those that work.
 _TRIED = range(1, 65)
-#: Linears that vLLM merges into one: its kernels see the sum of their outputs.
-_MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 #: vLLM's fast kernels require outputs and inputs per GPU to be multiples of these.
 _MARLIN = (64, 128)
 _CUTLASS_INT8 = (16, 16)
@@ -292,7 +291,7 @@ def _vllm_layers(tp: int, kv_heads: int, linears: Sequence[LinearShape]) -> Iter
             yield linear.name, linear.n, linear.k // tp
             continue
         parts = kv_heads if _copied(tp, kv_heads, linear) else tp
-        family = next((names for names in _MERGED if last in names), (last,))
+        family = next((names for names in FUSED if last in names), (last,))
         name = f"{parent}.{'+'.join(family)}"
         merged[name] = (merged.get(name, (0, 0))[0] + linear.n // parts, linear.k)
     for name, (n, k) in merged.items():

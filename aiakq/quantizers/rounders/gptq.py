@@ -21,7 +21,7 @@ from torch import Tensor
 from aiakq.constraints import declare
 from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
 from aiakq.quantizers.model.experts import expert_pattern
-from aiakq.quantizers.numerics.code_grid import IntegerGrid
+from aiakq.quantizers.numerics.code_grid import CodeGrid
 from aiakq.quantizers.numerics.gptq import GptqSettings, GptqSolver
 from aiakq.quantizers.recipe import Rounder, like_option
 from aiakq.quantizers.rounders.targets import Moments, OriginalTargets, runs
@@ -123,24 +123,19 @@ class Gptq(Rounder):
         if matrix not in solvers:
             solvers.clear()
             solvers[matrix] = self._solver(matrix)
-        result = solvers[matrix].round(matrix.weights(rows), matrix.shift(rows))
+        result = solvers[matrix].round(matrix.weights(rows), matrix.shift(rows), matrix.fixed(rows))
         return [result.codes, result.scales, result.zeros, result.damp]
 
     def _solver(self, matrix: _Matrix) -> GptqSolver:
         spec = matrix.spec
+        refits = self.refit is True or self._with_original(self.refit) and spec.bits < 8
         settings = GptqSettings(
-            IntegerGrid(
-                spec.bits,
-                spec.symmetric,
-                matrix.scales,
-                searched=self.scale_search == "mse",
-                signed=matrix.signed,
-            ),
+            matrix.grid(searched=self.scale_search == "mse"),
             spec.group_size,
             self.act_order,
             self.damp,
             sweeps=self.sweeps,
-            refit=self.sweeps > 0 and (self.refit is True or self._with_original(self.refit) and spec.bits < 8),
+            refit=self.sweeps > 0 and refits and matrix.fixed(range(1)) is None,
         )
         return GptqSolver(matrix.moments.hessian, settings, matrix.moments.drift)
 
@@ -174,8 +169,19 @@ class _Matrix:
     ) -> None:
         self.names, self.moments = names, moments
         self.signed = signed and block.signed_scales(*names)
-        self.spec, self.scales = block.spec(names[0]), block.plan.scales
+        self.spec = block.spec(names[0])
         self._block, self._group = block, group
+
+    def grid(self, searched: bool) -> CodeGrid:
+        """Return the grid of the codes, which all linears share."""
+        block = self._block
+        return block.floats.grid(self.names[0], block.plan.scales, searched, self.signed)
+
+    def fixed(self, rows: range) -> Tensor | None:
+        """Return the scales of these rows [n, K / G] if they are not chosen by the loop, else None."""
+        scales = [self._block.floats.fixed(name) for name in self.names]
+        known = [each for each in scales if each is not None]
+        return torch.cat(known)[rows.start : rows.stop] if known else None
 
     def cuts(self) -> list[range]:
         """Split the rows into tasks of equal size, independent of the number of workers. Experts are not split: there

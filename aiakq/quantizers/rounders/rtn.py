@@ -66,6 +66,8 @@ class Rtn(Rounder):
         return not self.needs_original
 
     def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
+        if scheme.is_float and self.scale_search == "near":
+            return "near ranges are for integers; floats have minmax and mse"
         if recipe.clips and self.scale_search != "minmax":
             return "a transform before it chooses the ranges already"
         return None

@@ -54,6 +54,8 @@ class Awq(Transform):
         return self.clip
 
     def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
+        if scheme.is_float:
+            return "its search rounds weights to integers"
         if scheme.activation_bits:
             return "its search assumes activations of 16 bits"
         if self.clip and not recipe.rounder.takes_clip:

@@ -62,6 +62,8 @@ class SmoothQuant(Transform):
     stores_input_scales = True
 
     def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
+        if scheme.is_float:
+            return "it is for weights and activations that are integers"
         return None if scheme.activation_bits else "it only helps where activations are quantized too"
 
     def for_model(self, model_type: str) -> Self:
