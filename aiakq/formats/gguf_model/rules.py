@@ -261,19 +261,22 @@ class Combined:
     other       the second of them, in the file; empty if there is none.
     combine     computes it from both.
     bias        whether biases are combined in the same way, and called ``NAME_bias``; else the name has the suffix.
+    experts     see TensorSource.
     """
 
     name: str
     other: str
     combine: Callable[[Any], Tensor]
     bias: bool = False
+    experts: bool = False
 
     def sources(self, stored: Stored) -> Iterator[Named]:
         name = f"{self.name}.{stored.suffix}"
         if self.bias:
             name = f"{self.name}_bias" if stored.suffix == "bias" else self.name
         parts = (stored.name, stored.beside(self.other)) if self.other else (stored.name,)
-        yield name, TensorSource(tuple(map(TensorPart, parts)), self.combine)
+        experts = self.experts and stored.suffix == "weight"
+        yield name, TensorSource(tuple(map(TensorPart, parts)), self.combine, experts=experts)
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:

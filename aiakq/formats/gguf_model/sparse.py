@@ -358,9 +358,11 @@ SPARSE: dict[str, GGUFFamily] = {
             "post_attention_norm": "post_attention_layernorm",
             "attn_sinks": Bare("self_attn.sinks"),
             "ffn_gate_inp": "mlp.router",
-            "ffn_gate_exps": Combined("mlp.experts.gate_up_proj", "ffn_up_exps", interleaved_columns, bias=True),
+            "ffn_gate_exps": Combined(
+                "mlp.experts.gate_up_proj", "ffn_up_exps", interleaved_columns, True, experts=True
+            ),
             "ffn_up_exps": Unread(),
-            "ffn_down_exps": Combined("mlp.experts.down_proj", "", transposed, bias=True),
+            "ffn_down_exps": Combined("mlp.experts.down_proj", "", transposed, bias=True, experts=True),
         },
         OUTER,
         gpt_oss,
