@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aiakq.kernels.cpu import rounding as native
 from aiakq.kernels.types import QWeight
-from aiakq.rounding.integers import codes_for, grouped, ranges, rows_at_once, scales_for
+from aiakq.rounding.integers import codes_for, grouped, ranges, rows_at_once, scales_for, smallest_scale
 from aiakq.rounding.ranges import round_searched
 from aiakq.spec import LayerSpec
 
@@ -32,7 +33,13 @@ def rounded(weight: Tensor, bias: Tensor | None, layer: LayerSpec) -> QWeight:
 
 
 def _full_range(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return codes [N, K] uint8 and scales [N, K / G] of ``round_weight``, a few rows at a time."""
+    """Return codes [N, K] uint8 and scales [N, K / G] of ``round_weight``, a few rows at a time.
+
+    Torch's loops over tensors that fit into a cache would wake its threads for each.
+    """
+    if native.supports(weight):
+        codes, scales = native.round_rows(weight.reshape(-1, size), smallest_scale(weight.dtype))
+        return codes.view(weight.shape), scales.view(len(weight), -1)
     low, high = ranges(grouped(weight, size), symmetric=True)
     scales, zeros = scales_for(low.float(), high.float(), 8, True, weight.dtype)
     codes = torch.empty(weight.shape, dtype=torch.uint8)

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -168,9 +169,9 @@ def _openmp(command: list[str], version: str) -> tuple[str, ...]:
 
 
 def _units(compiler: Compiler, flags: tuple[str, ...]) -> list[Unit]:
-    """List all files to compile, largest first."""
+    """List all files to compile, those that take longest first."""
     units = []
-    for source in sorted(SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size):
+    for source in sorted(SOURCES.glob("*.cpp"), key=lambda path: -_size(path)):
         sets = X86 if compiler.x86 else ELSEWHERE
         plain = (*compiler.command, *FLAGS, *WARNINGS)
         if "namespace ISA {" in source.read_text():
@@ -182,6 +183,17 @@ def _units(compiler: Compiler, flags: tuple[str, ...]) -> list[Unit]:
             command = (*plain, *compiler.threads, f'-DAIAKQ_ABI="{abi()}"', *flags, "-c", source.name)
             units.append(Unit(source, source.stem, command))
     return units
+
+
+def _size(source: Path) -> int:
+    """Return the bytes of a file and of the headers that it includes, by which the time to compile it is guessed."""
+    seen, waiting = set(), [source]
+    while waiting:
+        path = waiting.pop()
+        if path not in seen and path.exists():
+            seen.add(path)
+            waiting += [SOURCES / name for name in re.findall(r'(?m)^#include "([^"]+)"', path.read_text())]
+    return sum(path.stat().st_size for path in seen)
 
 
 def _fingerprint(unit: Unit, compiler: Compiler) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure
+
 import torch
 from torch import Tensor
 
@@ -25,12 +29,22 @@ def row_selection(problem: EmbeddingProblem) -> NativeRowSelection:
 class NativeEmbedding:
     """Lookup in a table [V, D], possibly stored as tiles of a dense layer (aiakq_pack_floats; bfloat16 in pairs)."""
 
+    #: What the operation points to, besides the table.
+    memory: tuple[object, ...] = ()
+
     def __init__(self, table: Tensor, vocabulary: int, d: int, tiled: bool, dtype: torch.dtype) -> None:
         self.table, self.dtype = table.contiguous(), dtype
         self.op = op = library.new_op("embedding")
         op.d, op.vocabulary, op.tiled, op.table = d, vocabulary, tiled, self.table.data_ptr()
         op.table_type, op.y_type, op.y_stride = TYPES[table.dtype], TYPES[dtype], d
         self.ops = library.OpList(op)
+
+    @classmethod
+    def of_linear(cls, linear: Structure, tensors: Sequence[Tensor], dtype: torch.dtype) -> NativeEmbedding:
+        """Return a lookup that decodes rows of the weight of a quantized product, which points to ``tensors``."""
+        lookup = cls(tensors[0], linear.n, linear.k, False, dtype)
+        lookup.op.linear, lookup.memory = ctypes.addressof(linear), (linear, *tensors)
+        return lookup
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [M] int64 -> [M, D]; the row of an id outside the table is NaN."""

@@ -35,9 +35,10 @@ from aiakq.kernels.selection import VARIABLE, allowed
 FILE = build.TARGET
 
 #: LinearMath and DataType of src/ops.def, needed before the library is loaded.
-EXACT, BLOCKS, ROWS, E4M3, E5M2, TABLE, TABLE_OF_5_BITS, TABLE_OF_8_BITS = range(8)
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
-_MATH = ("EXACT", "BLOCKS", "ROWS", "E4M3", "E5M2", "TABLE", "TABLE_OF_5_BITS", "TABLE_OF_8_BITS")
+EXACT, BLOCKS, ROWS, E4M3, E5M2, TABLE, TABLE_OF_5_BITS, TABLE_OF_8_BITS, TABLE_OF_16_BITS = range(9)
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3, torch.int8: 4}
+_TABLES = ("TABLE", "TABLE_OF_5_BITS", "TABLE_OF_8_BITS", "TABLE_OF_16_BITS")
+_MATH = ("EXACT", "BLOCKS", "ROWS", "E4M3", "E5M2", *_TABLES)
 _CONSTANTS = {name: number for number, name in enumerate(_MATH)} | {
     str(dtype).removeprefix("torch.").upper(): number for dtype, number in TYPES.items()
 }

@@ -4,7 +4,8 @@ Weight-only schemes use the math that the problem allows (``--cpu-math``). Not e
 bits in blocks of 32, each with its own scale, and integers are multiplied. Exact: floats are multiplied. w8a8 always
 multiplies integers, with one activation scale per row, as the scheme defines. Codes that are 8-bit floats are always
 multiplied as floats, with activations rounded to e4m3 if the scheme is fp8a8. Values of a table are multiplied as
-integers if they are such, of at most 8 bits, times a power of two, and activations may be rounded; else as floats.
+floats or, where activations may be rounded, as integers: as they are if they are such, of at most 8 bits, times a power
+of two, and else rounded to 16 bits, which adds less than a hundredth of the error of the activations.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.embedding import NativeEmbedding
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
+from aiakq.kernels.cpu.scale_steps import in_steps, narrow
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
@@ -23,6 +26,8 @@ BLOCK = 32
 TILE = 32
 #: Maximum number of inputs whose float products are accumulated as one group.
 MAX_GROUP = 128
+#: Inputs whose groups may share a step, see scale_steps.py.
+_STEP = 256
 #: See ops/linear.py.
 ROW_MULTIPLE = 1
 HAS_OFFSETS = True
@@ -40,6 +45,20 @@ class NativeLinear(LinearLayer):
         assert isinstance(x, Tensor)
         return library.matmul(x, self.op, self.ops, self.scratch_per_row)
 
+    def embedding(self, dtype: torch.dtype) -> NativeEmbedding:
+        """Return a lookup of the weight's rows that decodes them to ``dtype``; see ``looks_up_rows``."""
+        return NativeEmbedding.of_linear(self.op, self.tensors, dtype)
+
+
+def looks_up_rows(weight: QWeight, problem: LinearProblem) -> bool:
+    """Whether a layer of ``weight`` has an ``embedding``, with the values that its format defines."""
+    plain = weight.code_type is None and weight.perm is None and not weight.rotated and weight.input_scale is None
+    whole = weight.group_size % 16 == 0 and weight.k % weight.group_size == 0
+    if not plain or not whole or weight.scheme == "w8a8":
+        return False
+    math = _math(weight, problem)[0]
+    return math != library.TABLE_OF_16_BITS and _is_unpadded(_group_size(weight, math), weight, math)
+
 
 def supports(problem: LinearProblem) -> str | None:
     """Return None, or why not."""
@@ -54,7 +73,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     """Pack ``weight`` (not modified) into tiles."""
     math, table, factor = _math(weight, problem)
     n, k, size = weight.n, weight.k, _group_size(weight, math)
-    scales = _of_parts(_times(weight.scales, factor), weight.group_size // size)
+    scales = _of_parts(_times(weight.scales, factor, math), weight.group_size // size)
     zeros = _of_parts(weight.zeros, weight.group_size // size)
     offsets = _of_parts(_offsets(weight, math), weight.group_size // size)
     assert scales is not None
@@ -65,7 +84,9 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     columns = _columns(k, size, padded, groups, blocks)
     tiles = -(-n // TILE)
     packed = _packed(weight, math == library.TABLE, columns, blocks)
-    scales, offsets = _tiled(scales, tiles), _tiled(offsets, tiles)
+    count = _STEP // size if size in (16, 32) else 0
+    scales, scale_steps = _with_steps(scales, tiles, count)
+    offsets, offset_steps = _with_steps(offsets, tiles, count)
     zeros = _tiled(zeros, tiles, torch.uint8)
     source = columns
     if weight.perm is not None:
@@ -84,11 +105,15 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     op.group, op.groups = padded, groups
     types = (torch.float32 if values is None else values.dtype for values in (scales, zeros, offsets))
     op.scale_type, op.zero_type, op.offset_type = (TYPES[dtype] for dtype in types)
+    if count:
+        op.steps, op.step_shift = -(-groups // count), count.bit_length() - 1
+    op.scale_steps, op.offset_steps = address(scale_steps), address(offset_steps)
     op.tiles, op.scales, op.zeros, op.offsets = (address(values) for values in (packed, scales, zeros, offsets))
     op.table = address(table)
     op.source = None if identity else address(source)
     op.bias, op.input_scale = address(bias), address(scale)
-    pointed_to = (packed, scales, zeros, offsets, table, None if identity else source, bias, scale)
+    pointed_to = (packed, scales, zeros, offsets, scale_steps, offset_steps, table, bias, scale)
+    pointed_to += (None if identity else source,)
     return NativeLinear(op, [tensor for tensor in pointed_to if tensor is not None])
 
 
@@ -118,6 +143,10 @@ def _math(weight: QWeight, problem: LinearProblem) -> tuple[int, Tensor | None, 
         for math, top in ((library.TABLE_OF_5_BITS, 16), (library.TABLE_OF_8_BITS, 128)):
             if -top <= integers.min() and integers.max() < top:
                 return math, (integers + top).to(torch.uint8), factor
+    if not problem.exact and weight.offsets is None:
+        factor = float(values.abs().max()) / 32767 or 1.0
+        words = (values / factor).round().to(torch.int16)
+        return library.TABLE_OF_16_BITS, words.view(torch.uint8).view(len(words), 2).T.flatten(), factor
     floats = values.view(torch.uint8).view(len(values), 4)
     return library.TABLE, torch.cat([floats.flatten(), floats.T.flatten()]), 1.0
 
@@ -130,8 +159,12 @@ def _common_factor(values: Tensor) -> float:
     return float(2.0 ** int((exponents + lowest).min() - 24))
 
 
-def _times(scales: Tensor, factor: float) -> Tensor:
-    """Multiply scales with a power of two exactly, in float32 if their own dtype cannot hold the products."""
+def _times(scales: Tensor, factor: float, math: int) -> Tensor:
+    """Multiply scales with a power of two exactly, in float32 if their own dtype cannot hold the products; that of
+    TABLE_OF_16_BITS is none.
+    """
+    if math == library.TABLE_OF_16_BITS:
+        return scales.float() * factor
     scaled = scales * factor
     return scaled if torch.equal(scaled / factor, scales) else scales.float() * factor
 
@@ -192,6 +225,20 @@ def _columns(k: int, size: int, padded: int, groups: int, blocks: int) -> Tensor
 def _padded(values: Tensor, count: int) -> Tensor:
     """Pad values [N] with zeros to [count]."""
     return torch.nn.functional.pad(values, (0, count - len(values))).contiguous()
+
+
+def _with_steps(values: Tensor | None, tiles: int, count: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return values [N, groups] and their steps, for each ``count`` groups (0: without steps), as tiles.
+
+    They take as few bytes as hold them exactly.
+    """
+    if values is None:
+        return None, None
+    values = narrow(values)
+    found = in_steps(values, count) if count and values.dtype == torch.float32 else None
+    if found is None:
+        return _tiled(values, tiles), None
+    return _tiled(found.integers, tiles, torch.int8), _tiled(found.steps, tiles)
 
 
 def _tiled(values: Tensor | None, tiles: int, *also: torch.dtype) -> Tensor | None:

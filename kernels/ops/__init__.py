@@ -123,6 +123,19 @@ class Ops(RecurrentOps):
         module = self._bind(linear.IMPLEMENTATIONS, problem, scheme or weight.scheme, count)
         return module.prepare(weight.to(self.device), problem)
 
+    def quantized_embedding(self, weight: QWeight, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None] | None:
+        """Bind the lookup of rows of a quantized weight [V, D], and if ``tied`` the output layer of the same weight.
+
+        Returns None if the device's implementation has no such lookup: then rows are to be decoded at load.
+        """
+        problem = weight.problem(self.dtype, self.device_type, self.exact, 0)
+        _, module = self._select(linear.IMPLEMENTATIONS, problem)
+        if not isinstance(module, linear.LookupKernel) or not module.looks_up_rows(weight, problem):
+            return None
+        layer = self.linear(weight) if tied else module.prepare(weight, problem)
+        assert isinstance(layer, linear.LookupLayer)
+        return layer.embedding(self.dtype), layer if tied else None
+
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1, role: Role = GATHERED) -> DenseLayer:
         """Bind a linear layer with a float weight [N, K] and bias [N]; ``count`` and ``role`` as in ``linear``."""
         n, k = weight.shape

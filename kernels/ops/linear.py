@@ -6,12 +6,14 @@ The reference, which supports every problem, is linear_reference.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from aiakq.kernels.hadamard import rotate
 from aiakq.kernels.ops.block_floats import round_inputs
+from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import ActivationLayout, InputRounding, LinearInput, LinearProblem, QWeight
 
@@ -73,6 +75,28 @@ class LinearKernel(Protocol):
 
     def prepare(self, weight: QWeight, problem: LinearProblem) -> LinearLayer:
         """Repack a weight into a private layout; the canonical copy may then be freed."""
+
+
+@runtime_checkable
+class LookupLayer(Protocol):
+    """A layer whose rows can be looked up."""
+
+    def __call__(self, x: LinearInput) -> Tensor:
+        """See LinearLayer."""
+
+    def embedding(self, dtype: torch.dtype) -> EmbeddingLayer:
+        """Return the lookup of rows of the weight, decoded to ``dtype``."""
+
+
+@runtime_checkable
+class LookupKernel(Protocol):
+    """A LinearKernel that can look up rows of some weights."""
+
+    def looks_up_rows(self, weight: QWeight, problem: LinearProblem) -> bool:
+        """Whether the layer of ``weight`` is a LookupLayer."""
+
+    def prepare(self, weight: QWeight, problem: LinearProblem) -> LinearLayer:
+        """See LinearKernel."""
 
 
 #: Two of the GPU's backend, for weight-only schemes and for w8a8; and one that dequantizes the weight at load.

@@ -277,6 +277,9 @@ class ShardedOps(Ops):
         """See Ops: this rank's shard of a weight [N, K]."""
         return self._shard(weight, count, role)
 
+    def quantized_embedding(self, weight: QWeight, tied: bool) -> None:
+        """See Ops: ranks split decoded tables."""
+
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1, role: Role = GATHERED) -> DenseLayer:
         """See Ops: this rank's shard of a weight [N, K]."""
         return self._shard(DenseWeight(weight, bias), count, role)

@@ -353,6 +353,7 @@ class Combined:
     combine     computes it from both.
     split       its inverse: both of them, from the value and the config.
     bias        whether biases are combined in the same way, and called ``NAME_bias``; else the name has the suffix.
+    experts     see TensorSource.
     """
 
     name: str
@@ -360,11 +361,14 @@ class Combined:
     combine: Callable[[Any], Tensor]
     split: Callable[..., Sequence[Tensor]]
     bias: bool = False
+    experts: bool = False
 
     def sources(self, stored: Stored) -> Iterator[Named]:
         parts = (stored.name, stored.beside(self.other)) if self.other else (stored.name,)
         split = partial(self.split, config=stored.config)
-        yield self._full(stored.suffix), TensorSource(tuple(map(TensorPart, parts)), self.combine, split=split)
+        experts = self.experts and stored.suffix == "weight"
+        source = TensorSource(tuple(map(TensorPart, parts)), self.combine, split, experts=experts)
+        yield self._full(stored.suffix), source
 
     def stored(self, original: Original) -> Mapping[str, Shape]:
         shape = original.shapes.get(original.prefix + self._full(original.suffix))

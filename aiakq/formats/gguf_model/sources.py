@@ -48,12 +48,15 @@ class TensorSource:
     combine     computes it from the parts; ``joined`` concatenates their rows.
     split       the inverse of ``combine``: the parts, from the tensor; None for ``joined``.
     transposed  whether the checkpoint stores the result [N, K] as [K, N].
+    experts     whether the parts are stacks [E, N_i, K] of experts whose linears [sum of N_i, K] have their rows, for
+                families that take stacks apart; the result is what the checkpoint has in their place.
     """
 
     parts: tuple[TensorPart, ...]
     combine: Callable[[Sequence[Tensor]], Tensor] = joined
-    transposed: bool = False
     split: Callable[[Tensor], Sequence[Tensor]] | None = None
+    transposed: bool = False
+    experts: bool = False
 
     @property
     def is_rows(self) -> bool:

@@ -383,10 +383,17 @@ SPARSE: dict[str, GGUFFamily] = {
             "attn_sinks": Bare("self_attn.sinks"),
             "ffn_gate_inp": "mlp.router",
             "ffn_gate_exps": Combined(
-                "mlp.experts.gate_up_proj", "ffn_up_exps", interleaved_columns, alternate_columns, bias=True
+                "mlp.experts.gate_up_proj",
+                "ffn_up_exps",
+                interleaved_columns,
+                alternate_columns,
+                bias=True,
+                experts=True,
             ),
             "ffn_up_exps": Unread(),
-            "ffn_down_exps": Combined("mlp.experts.down_proj", "", transposed, transposed_back, bias=True),
+            "ffn_down_exps": Combined(
+                "mlp.experts.down_proj", "", transposed, transposed_back, bias=True, experts=True
+            ),
         },
         OUTER,
         gpt_oss,

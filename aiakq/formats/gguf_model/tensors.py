@@ -18,15 +18,16 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.blocks import LAYOUTS
-from aiakq.formats.gguf.decoding import PLAIN, check_kind, read_floats
+from aiakq.formats.gguf.decoding import PLAIN, check_kind, read_floats, read_weight
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf.kinds import KINDS, NUMBERS, Kind
 from aiakq.formats.gguf.linears import config_for
 from aiakq.formats.gguf_model import tensor_names
 from aiakq.formats.gguf_model.keys import Metadata
-from aiakq.formats.gguf_model.sources import TensorPart, TensorSource
+from aiakq.formats.gguf_model.sources import TensorPart, TensorSource, joined
 from aiakq.formats.model_folder import some_of
 from aiakq.formats.safetensors_file import TensorInfo
+from aiakq.kernels.types import QWeight
 
 #: Tensors that models use as tables or for routing, not as linears.
 _FLOATS = re.compile(r"(token_embd|position_embd|token_types|blk\.[0-9]+\.ffn_gate_inp(_shexp)?)\.weight")
@@ -39,6 +40,17 @@ class BlockInfo(TensorInfo):
     @property
     def nbytes(self) -> int:
         return self.shape[0] * KINDS[NUMBERS[self.dtype]].row_bytes(self.shape[1])
+
+
+@dataclass(frozen=True)
+class StackInfo(TensorInfo):
+    """The header of a stack of experts as the checkpoint has it, which the file holds in ``stored`` bytes of blocks."""
+
+    stored: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored
 
 
 @dataclass
@@ -70,6 +82,9 @@ class ModelTensors:
             packed = found._packed_kind(name, source, shape)
             if packed is not None:
                 found.inventory[name] = BlockInfo(packed.name, shape, first.file, first.offset)
+            elif source.experts and found._stack_kind(source) is not None:
+                stored = sum(file.tensors[part.tensor].nbytes for part in source.parts)
+                found.inventory[name] = StackInfo("F32", shape, first.file, first.offset, stored=stored)
             else:
                 found.inventory[name] = TensorInfo(found._float_dtype(source), shape, first.file, first.offset)
         return found
@@ -122,12 +137,60 @@ class ModelTensors:
     def _packed(self) -> Iterator[tuple[str, TensorInfo]]:
         return ((name, info) for name, info in self.inventory.items() if isinstance(info, BlockInfo))
 
+    def table(self, name: str) -> QWeight | None:
+        """Return a matrix [V, D] that is read as floats as its blocks, if it consists of rows of one kind; else None.
+
+        Raises KeyError for an unknown name, ``not_finite``.
+        """
+        if self._table_kind(name) is None:
+            return None
+        source = self.sources[name]
+        rows = source.combine([self._part(part, lambda rows, kind: rows) for part in source.parts])
+        return read_weight(rows, self.file.tensors[source.parts[0].tensor].kind, name)
+
+    def experts(self, name: str) -> Iterator[QWeight] | None:
+        """Yield the linears of the experts that are stacked in the tensor ``name``, one after the other; None if they
+        are not stored as blocks of one kind.
+
+        Outputs are in the order of the file's tensors: all of the gate, then all of the up projection. Raises KeyError
+        for an unknown name, ``not_finite``.
+        """
+        source, kind = self.sources[name], self._stack_kind(self.sources[name])
+        if not source.experts or kind is None:
+            return None
+        return (self._expert(source, kind, number, name) for number in range(self.inventory[name].shape[0]))
+
+    def _expert(self, source: TensorSource, kind: Kind, number: int, name: str) -> QWeight:
+        parts = [self._part(replace(part, expert=number), lambda rows, kind: rows) for part in source.parts]
+        return read_weight(joined(parts), kind, name)
+
+    def _stack_kind(self, source: TensorSource) -> Kind | None:
+        """Return the kind of blocks of a stack of experts, or None."""
+        kinds = self._kinds(source)
+        return kind if len(kinds) == 1 and (kind := next(iter(kinds))).name in LAYOUTS else None
+
+    @property
+    def stacked_weights(self) -> int:
+        """Number of weights of experts that ``experts`` yields."""
+        return sum(math.prod(info.shape) for info in self.inventory.values() if isinstance(info, StackInfo))
+
+    def _table_kind(self, name: str) -> Kind | None:
+        """Return the kind of blocks of an embedding, or None."""
+        source, kinds = self.sources[name], self._kinds(self.sources[name])
+        rows = source.is_rows and not source.transposed and len(self.inventory[name].shape) == 2 and len(kinds) == 1
+        tables = all(part.tensor == "token_embd.weight" for part in source.parts)
+        return kind if rows and tables and (kind := next(iter(kinds))).name in LAYOUTS else None
+
     def remark(self) -> str:
-        """Return what to tell the user about tensors that are stored as blocks and read as floats; empty for none."""
+        """Return what to tell the user about tensors that are stored as blocks and read as floats; empty for none.
+
+        Embeddings that ``table`` returns are not among them: whether they are decoded depends on the device.
+        """
         decoded = [
             name
             for name, source in self.sources.items()
-            if not isinstance(self.inventory[name], BlockInfo)
+            if not isinstance(self.inventory[name], BlockInfo | StackInfo)
+            and self._table_kind(name) is None
             and any(kind.name in LAYOUTS for kind in self._kinds(source))
         ]
         if not decoded:

@@ -10,6 +10,7 @@ from typing import Any
 from aiakq.errors import error
 from aiakq.formats import quantization_names, records_method
 from aiakq.formats.folded_scales import records_scales
+from aiakq.formats.gguf.choice import gguf_of
 from aiakq.formats.model_folder import ROTATION_KEY, SCALING_METHODS, has_scaled_inputs
 from aiakq.formats.quantization_config import container_of, read, read_spec, stored_config
 from aiakq.registry import Registry
@@ -49,7 +50,8 @@ def checked_spec(folder: Path, raw: Mapping[str, object], expected: str | None) 
     Raises ``format_unsupported``, and what ``check_quantization`` raises.
     """
     spec = read_spec(folder, raw)
-    check_quantization(expected, spec, raw, container_of(folder, raw))
+    container = container_of(folder, raw) or ("" if gguf_of(folder) is None else "gguf")
+    check_quantization(expected, spec, raw, container)
     return spec
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -92,6 +92,10 @@ class LinearBuilder:
     def weight(self, name: str, n: int, k: int) -> Tensor:
         """[N, K]; see Weights."""
         raise NotImplementedError
+
+    def packed_experts(self, name: str) -> Iterator[QWeight] | None:
+        """See Weights."""
+        return None
 
     def _bias(self, name: str, n: int) -> Tensor:
         """Return the bias [N] of a linear layer."""

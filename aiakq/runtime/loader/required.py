@@ -101,6 +101,9 @@ class RequiredWeights:
             self.linear(name, n, k, bias=bias)
         return TorchDense(self._empty(sum(n for _, n in parts), k))
 
+    def packed_experts(self, name: str) -> None:
+        """Return None: the tensor ``name`` stands for them."""
+
     def dense(self, weight: Tensor, bias: Tensor | None = None, *, role: Role = GATHERED) -> LinearLayer:
         """Return a layer with a weight [N, K]."""
         return TorchDense(weight, bias)

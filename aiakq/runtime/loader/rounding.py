@@ -47,9 +47,12 @@ class RoundingAtLoad:
 
     def rounded(self, name: str, weight: Tensor, bias: Tensor | None) -> QWeight:
         """Return the linear ``name``: weight [N, K], bias [N]. Raises ``not_finite``."""
-        if not bool(torch.isfinite(weight.abs().amax())):
+        layer = layer_of(self.spec, weight.shape[1])
+        # At 8 bits scales come from the full range, which is not finite if a weight is not: the weights are read once.
+        found = rounded(weight, bias, layer) if layer.bits == 8 else None
+        if not bool(torch.isfinite(weight.abs().amax() if found is None else found.scales).all()):
             raise error("not_finite", what=f"{name}.weight", hint="The checkpoint is damaged; fetch it again.")
-        return rounded(weight, bias, layer_of(self.spec, weight.shape[1]))
+        return rounded(weight, bias, layer) if found is None else found
 
     def weights(self) -> dict[str, int]:
         """Return the number of weights of every tensor that is rounded, by its name in the checkpoint."""

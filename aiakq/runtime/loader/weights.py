@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -136,9 +137,32 @@ class CheckpointWeights(LinearBuilder):
         self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
     ) -> tuple[EmbeddingLayer, LinearLayer | None]:
         """See Weights: bias [V]."""
+        if (found := self._packed_embedding(name, vocab, width, tied, bias)) is not None:
+            return found
         if self.checkpoint.locate_linear(name.removesuffix(".weight")) is None:
             return self.embedding_of(self._stored(name, vocab, width), tied, bias)
         return self.embedding_of(self.decoded_table(name.removesuffix(".weight"), vocab, width), tied, bias)
+
+    def packed_experts(self, name: str) -> Iterator[QWeight] | None:
+        """See Weights."""
+        source = self.checkpoint.locate(name)
+        return None if source is None or self.checkpoint.gguf is None else self.checkpoint.gguf.experts(source)
+
+    def _packed_embedding(
+        self, name: str, vocab: int, width: int, tied: bool, bias: Tensor | None
+    ) -> tuple[EmbeddingLayer, LinearLayer | None] | None:
+        """Return what ``embedding`` returns if a GGUF file holds blocks [V, D] from which the device looks up rows."""
+        source = self.checkpoint.locate(name)
+        weight = None if source is None or self.checkpoint.gguf is None else self.checkpoint.gguf.table(source)
+        if weight is None:
+            return None
+        if (weight.n, weight.k) == (vocab, width):
+            self._release(vocab * width)
+            found = self.ops.quantized_embedding(weight if bias is None else replace(weight, bias=bias), tied)
+            if found is not None:
+                return found
+            self._decoded["embeddings are looked up in floats"] = vocab * width * self.ops.dtype.itemsize
+        return None
 
     def decoded_table(self, name: str, vocab: int, width: int) -> Tensor:
         """Return the table [V, D] of the quantized embedding ``name`` as floats. Raises ``tensor_mismatch``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -82,6 +82,11 @@ class Weights(Protocol):
 
     def quantized(self, weights: Sequence[QWeight], role: Role) -> LinearLayer:
         """Return one layer of quantized weights [N_i, K] that a family made of what ``tensor`` returned."""
+
+    def packed_experts(self, name: str) -> Iterator[QWeight] | None:
+        """Yield the weights of experts [N, K] that a GGUF file holds in place of the tensor ``name``, gates before ups;
+        None if that tensor holds floats.
+        """
 
     def adaptable(
         self,

@@ -66,6 +66,11 @@ class GptOssBuilder(DecoderBuilder):
             scales = weights.tensor(f"{name}_scales", count, n, groups, dtype=torch.uint8)
             experts = mxfp4.read_experts(blocks, scales, biases, name, order)
             return [weights.quantized([expert], role) for expert, role in zip(experts, roles, strict=True)]
+        packed = weights.packed_experts(name)
+        if packed is not None:
+            ordered = biases if order is None else biases[:, order]
+            experts = (replace(each, bias=bias) for each, bias in zip(packed, ordered, strict=True))
+            return [weights.quantized([expert], role) for expert, role in zip(experts, roles, strict=True)]
         # Stored as [E, K, N].
         layers = [(each.T, bias) for each, bias in zip(weights.tensor(name, count, k, n), biases, strict=True)]
         if order is not None:

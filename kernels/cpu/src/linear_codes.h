@@ -10,7 +10,7 @@ namespace ISA {
 
 // Whether activations are quantized to 8 bits with a scale per block and multiplied with codes as integers.
 constexpr bool multiplies_blocks(int32_t math) {
-  return math == BLOCKS || math == TABLE_OF_5_BITS || math == TABLE_OF_8_BITS;
+  return math == BLOCKS || math == TABLE_OF_5_BITS || math == TABLE_OF_8_BITS || math == TABLE_OF_16_BITS;
 }
 
 // Whether activations and codes are multiplied as floats.
@@ -18,15 +18,19 @@ constexpr bool multiplies_floats(int32_t math) { return !multiplies_blocks(math)
 
 // Bits of the integers that are multiplied: of the codes, or of what a table holds for them.
 template <int MATH, int BITS>
-constexpr int MULTIPLIED_BITS = MATH == TABLE_OF_5_BITS ? 5 : MATH == TABLE_OF_8_BITS ? 8 : BITS;
+constexpr int MULTIPLIED_BITS = MATH == TABLE_OF_5_BITS    ? 5
+                                : MATH == TABLE_OF_8_BITS  ? 8
+                                : MATH == TABLE_OF_16_BITS ? 16
+                                                           : BITS;
 
-// Whether zero points are subtracted: floats have none.
-template <int MATH> constexpr bool HAS_ZEROS = MATH != TABLE && !is_float8(MATH);
+// Whether zero points are subtracted: floats and signed integers have none.
+template <int MATH> constexpr bool HAS_ZEROS = MATH != TABLE && MATH != TABLE_OF_16_BITS && !is_float8(MATH);
 
 // The table of a layer whose codes are indices.
 struct NoTable {};
 template <int MATH> INLINE auto table_of(const Linear& op) {
   if constexpr (MATH == TABLE) return load_float_table(op.table);
+  else if constexpr (MATH == TABLE_OF_16_BITS) return load_word_table(op.table);
   else if constexpr (MATH == TABLE_OF_5_BITS || MATH == TABLE_OF_8_BITS) return load_byte_table(op.table);
   else return NoTable{};
 }
@@ -60,12 +64,21 @@ template <int MATH, int BITS, int O, class Table> INLINE I integers(const Table&
   else return operand<BITS, O>(at);
 }
 
+// The step of a group, which several groups share.
+INLINE F step_at(const Linear& op, const float* steps, int64_t tile, int64_t group, int half) {
+  return load(steps + (tile * op.steps + (group >> op.step_shift)) * TILE + half * 16);
+}
+
 INLINE F scales_at(const Linear& op, int64_t tile, int64_t group, int half) {
-  return load_as_float(op.scales, (tile * op.groups + group) * TILE + half * 16, op.scale_type);
+  const int64_t at = (tile * op.groups + group) * TILE + half * 16;
+  if (!op.scale_steps) return load_as_float(op.scales, at, op.scale_type);
+  return load_signed_bytes((const int8_t*)op.scales + at) * step_at(op, op.scale_steps, tile, group, half);
 }
 
 INLINE F offsets_at(const Linear& op, int64_t tile, int64_t group, int half) {
-  return load_as_float(op.offsets, (tile * op.groups + group) * TILE + half * 16, op.offset_type);
+  const int64_t at = (tile * op.groups + group) * TILE + half * 16;
+  if (!op.offset_steps) return load_as_float(op.offsets, at, op.offset_type);
+  return load_signed_bytes((const int8_t*)op.offsets + at) * step_at(op, op.offset_steps, tile, group, half);
 }
 
 // Zero points relative to the multiplied numbers, which are code - 128 for EXACT with 8 bits.

@@ -21,7 +21,7 @@ struct Panel {
 INLINE int64_t blocks_of(const Linear& op) { return ceil_div((int64_t)op.group * op.groups, BLOCK); }
 
 // Whether 8-bit activations are stored as 16 bits, for products of 16-bit pairs; and 32-bit words per row and block.
-INLINE bool paired(const Linear& op) { return PAIRS && (op.bits == 8 || op.math == TABLE_OF_8_BITS); }
+INLINE bool paired(const Linear& op) { return PAIRS && (op.bits == 8 || op.math == TABLE_OF_8_BITS || op.math == TABLE_OF_16_BITS); }
 INLINE int64_t code_words(const Linear& op) { return BLOCK / (paired(op) ? 2 : 4); }
 
 // 32-bit words per row in the scratch memory.

@@ -65,6 +65,7 @@ INLINE I isplat(int32_t x) { return {_mm512_set1_epi32(x)}; }
 INLINE I iload(const void* p) { return {_mm512_loadu_si512(p)}; }
 INLINE void istore(void* p, I x) { _mm512_storeu_si512(p, x.v); }
 INLINE I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+INLINE I operator-(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 INLINE I operator&(I a, I b) { return {_mm512_and_si512(a.v, b.v)}; }
 INLINE I operator|(I a, I b) { return {_mm512_or_si512(a.v, b.v)}; }
 INLINE I operator^(I a, I b) { return {_mm512_xor_si512(a.v, b.v)}; }
@@ -96,6 +97,9 @@ INLINE void store_half(uint16_t* p, F x) {
 // A table of 16 bytes, and the bytes of it whose numbers are the bytes of ``indices``, 0 to 15.
 INLINE I load_byte_table(const uint8_t* p) { return {_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p))}; }
 INLINE I look_up(I table, I indices) { return {_mm512_shuffle_epi8(table.v, indices.v)}; }
+
+// A table of 16 integers of 16 bits, at ``p`` their lower and then their upper bytes.
+struct WordTable { I low, high; };
 
 // A table of 16 floats, at ``p`` as floats and then as bytes [4, 16]; and in w[i] those whose numbers, 0 to 15, are bytes
 // 4 i to 4 i + 3 of each four lanes.
@@ -227,9 +231,11 @@ INLINE void store_low_halves(uint16_t* p, I x) {
   for (int i = 0; i < 16; i++) p[i] = (uint16_t)lanes[i];
 }
 INLINE void store_low_bytes(int8_t* p, I x) {
-  int32_t lanes[16];
-  istore(lanes, x);
-  for (int i = 0; i < 16; i++) p[i] = (int8_t)lanes[i];
+  const __m256i low = _mm256_set1_epi32(0xff);
+  const __m256i halves = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+  const __m256i bytes = _mm256_packus_epi16(halves, halves);  // four of x.a, four of x.b, in each 128 bits
+  _mm_storeu_si128((__m128i*)p,
+                   _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 }
 INLINE void store_half(uint16_t* p, F x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
@@ -243,6 +249,8 @@ INLINE I load_byte_table(const uint8_t* p) {
 INLINE I look_up(I table, I indices) {
   return {_mm256_shuffle_epi8(table.a, indices.a), _mm256_shuffle_epi8(table.b, indices.b)};
 }
+
+struct WordTable { I low, high; };
 
 // Each byte of the floats has its own table.
 struct FloatTable { __m256i bytes[4]; };
@@ -342,6 +350,7 @@ INLINE I iload(const void* p) {
 }
 INLINE void istore(void* p, I x) { memcpy(p, &x.v, 64); }
 INLINE I operator+(I a, I b) { return {(Ints)((Words)a.v + (Words)b.v)}; }
+INLINE I operator-(I a, I b) { return {(Ints)((Words)a.v - (Words)b.v)}; }
 INLINE I operator&(I a, I b) { return {a.v & b.v}; }
 INLINE I operator|(I a, I b) { return {a.v | b.v}; }
 INLINE I operator^(I a, I b) { return {a.v ^ b.v}; }
@@ -420,6 +429,7 @@ INLINE I look_up(I table, I indices) {
   for (int i = 0; i < 64; i++) at[i] = from[at[i]];
   return iload(at);
 }
+struct WordTable { I low, high; };
 struct FloatTable { float values[16]; };
 INLINE FloatTable load_float_table(const uint8_t* p) {
   FloatTable table;
@@ -448,6 +458,21 @@ INLINE I sum_pairs(I acc) { return acc; }
 #endif
 
 // --- for every instruction set ---------------------------------------------------------------------------------------
+
+#if PAIRS
+INLINE WordTable load_word_table(const uint8_t* p) { return {load_byte_table(p), load_byte_table(p + 16)}; }
+// Those whose numbers are the even and the odd bytes of ``indices``, as 16-bit integers.
+INLINE void look_up(const WordTable& table, I indices, I& first, I& second) {
+  const I low = look_up(table.low, indices), high = look_up(table.high, indices);
+  first = even(low) | shift_left<8>(even(high));
+  second = odd(low) | (high & isplat((int32_t)0xff00ff00));
+}
+#else
+// With 2^15 added to each.
+INLINE WordTable load_word_table(const uint8_t* p) {
+  return {load_byte_table(p), load_byte_table(p + 16) ^ isplat((int32_t)0x80808080)};
+}
+#endif
 
 // Converts byte i of every lane to a float minus 128, exactly.
 template <int i> INLINE F byte_minus_128(I x) {
