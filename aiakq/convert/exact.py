@@ -1,7 +1,7 @@
 """Expresses the numbers of a weight in the terms of another format, without changing any of them.
 
-Codes are widened by a constant, groups are split and their scales repeated, offsets that are whole numbers of steps
-become zero points, and negative scales change places with mirrored codes.
+Codes are widened by a constant, groups are split and their scales repeated, or merged if their scales are equal,
+offsets that are whole numbers of steps become zero points, and negative scales change places with mirrored codes.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ def _regrouped(weight: QWeight, group_size: int) -> QWeight:
     if size == weight.group_size:
         return weight
     groups = -(-weight.k // size)
+    if size > weight.group_size:
+        return _merged(weight, size, groups)
     times = groups if weight.scales.shape[1] == 1 else weight.group_size // size
     if weight.scales.shape[1] > 1 and weight.group_size % size:
         raise Inexact(f"its scales are shared by {weight.group_size} inputs, not {size}")
@@ -108,6 +110,26 @@ def _regrouped(weight: QWeight, group_size: int) -> QWeight:
     return replace(
         weight, scales=scales, zeros=repeated(weight.zeros), offsets=repeated(weight.offsets), group_size=size
     )
+
+
+def _merged(weight: QWeight, size: int, groups: int) -> QWeight:
+    """Return the weight with larger groups, in each of which all the present ones have the same scales."""
+    reason = f"its scales are shared by {weight.group_size} inputs, not {size}"
+    if size % weight.group_size and size != weight.k:
+        raise Inexact(reason)
+    times = -(-size // weight.group_size)
+
+    def merged(values: Tensor | None) -> Tensor | None:
+        if values is None:
+            return None
+        first = values[:, ::times].contiguous()
+        if not torch.equal(first.repeat_interleave(times, dim=1)[:, : values.shape[1]], values):
+            raise Inexact(reason)
+        return first
+
+    scales = merged(weight.scales)
+    assert scales is not None and scales.shape[1] == groups
+    return replace(weight, scales=scales, zeros=merged(weight.zeros), offsets=merged(weight.offsets), group_size=size)
 
 
 def _with_positive_scales(weight: QWeight, symmetric: bool) -> QWeight:

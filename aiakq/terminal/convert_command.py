@@ -18,7 +18,7 @@ _ROWS = 10
 
 @with_arguments("convert")
 def convert(arguments: ConvertArguments, output: JsonArguments) -> None:
-    """Convert a quantized model to another format, exactly: MODEL DIR --to FORMAT."""
+    """Convert a quantized model to another format, exactly, or any model to GGUF: MODEL DIR --to FORMAT."""
     from aiakq.formats.hub import check_model_name
 
     check_model_name(arguments.input)
@@ -59,6 +59,7 @@ def _show(report: ConversionReport) -> None:
             table.add_row(console.plain(layer.name), layer.before, layer.after, error, largest, layer.change)
         console.show(table)
         if len(changed) > _ROWS:
-            console.result_line(f"and {len(changed) - _ROWS} more, which aiakq_conversion.json lists")
+            where = "--json" if report.to == "gguf" else "aiakq_conversion.json"
+            console.result_line(f"and {len(changed) - _ROWS} more, which {where} lists")
     for text in report.notes:
         wrapped(text, "dim")

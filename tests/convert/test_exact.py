@@ -52,6 +52,14 @@ def test_groups_are_split(group: int, smaller: int) -> None:
     assert found.group_size == smaller and found.scales.shape == (N, -(-K // smaller)) and same(found, given)
 
 
+def test_groups_with_equal_scales_are_joined() -> None:
+    given = weight(group=96, zeros=True)
+    split = expressed(given, LayerSpec(4, 16, symmetric=False), Abilities())
+    for size, groups in ((32, 3), (48, 2), (64, 2), (-1, 1)):
+        found = expressed(split, LayerSpec(4, size, symmetric=False), Abilities())
+        assert found.scales.shape == (N, groups) and same(found, given)
+
+
 def test_groups_are_not_joined() -> None:
     for size in (64, -1, 48):
         with pytest.raises(Inexact, match="shared by 32 inputs"):

@@ -69,11 +69,17 @@ def _expressed(weight: QWeight, kind: str) -> QWeight:
     if kind not in _KINDS.values():
         raise Inexact(f"codes of {kind} are chosen when weights are rounded")
     symmetric = layout.symmetric
-    if weight.offsets is not None and not symmetric and weight.bits == layout.bits and not _is_moved(weight):
+    if _has_minima(weight) and not symmetric and weight.bits == layout.bits and not _is_moved(weight):
         return weight
     if symmetric and weight.zeros is not None:
         weight = _without_zeros(weight)
     return expressed(weight, LayerSpec(layout.bits, 32, symmetric), Abilities())
+
+
+def _has_minima(weight: QWeight) -> bool:
+    """Whether groups have offsets, or zero points that are floats."""
+    zeros = weight.zeros
+    return weight.offsets is not None or (zeros is not None and zeros.is_floating_point())
 
 
 def _is_moved(weight: QWeight) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import aiakq
 from aiakq.arguments.convert import ConvertArguments
+from aiakq.convert.gguf.blocks import NO_ROUNDING
 from aiakq.convert.gguf.file_types import FILE_TYPES, FileType, commonest, file_type, fitting, kinds_for, stays_float
 from aiakq.convert.gguf.metadata import check_keys, model_keys, rotated_width, window_note
 from aiakq.convert.gguf.rotary import rope_tensors
@@ -121,9 +122,11 @@ class _Conversion:
         for name, tensor in source.tensors.items():
             own = {source.own_kind(part.name) for part in tensor.parts}
             packed = any(part.name in source.linears for part in tensor.parts)
-            if stays_float(name, tensor.shape):
+            if wanted is None and (kept := source.stored_kind(name)) is not None:
+                kinds[name] = kept
+            elif stays_float(name, tensor.shape):
                 continue
-            if wanted is None:
+            elif wanted is None:
                 chosen = own.pop() if len(own) == 1 else "F32"
                 whole = tensor.is_rows or chosen not in ENCODERS
                 kinds[name] = fitting(chosen, tensor.shape[-1]) if whole else "F32"
@@ -151,6 +154,11 @@ class _Conversion:
             if changed := source.checkpoint.changed_files():
                 raise error("source_changed", path=str(source.checkpoint.named_path), files=some_of(changed))
             report.bytes_before = source.checkpoint.nbytes
+            if freed := sum(NO_ROUNDING in change for change in source.changes.values()):
+                report.notes.append(
+                    f"The source rounds the activations of {freed} layers as its scheme says; programs that read the "
+                    "file round them in their own way, or not at all."
+                )
             os.replace(partial, self.output)
         report.record_cost(started)
         return report
@@ -212,7 +220,8 @@ class _Conversion:
         if values.dim() > 1 or largest:
             n, k = (values.shape[0], values.numel() // values.shape[0])
             before = self._before(name)
-            self.report.layers.append(LayerConversion(name, n, k, before, kind, relative, largest, change))
+            layer = name.removesuffix(".weight")
+            self.report.layers.append(LayerConversion(layer, n, k, before, kind, relative, largest, change))
 
     def _before(self, name: str) -> str:
         linear = self.source.linears.get(name)

@@ -133,6 +133,15 @@ class SourceModel:
             return _KINDS.get(self.checkpoint.inventory[self._floats[name]].dtype, "F32")
         return own_kind(linear.layer, linear.k)
 
+    def stored_kind(self, name: str) -> str | None:
+        """Return the kind of a tensor of the file that the source, a file of the same architecture, holds as it is."""
+        if self.checkpoint.gguf is None:
+            return None
+        file = self.checkpoint.gguf.file
+        found = file.tensors.get(name)
+        same = file.metadata.get("general.architecture") == self.architecture
+        return found.kind.name if same and found is not None and found.shape == self.tensors[name].shape else None
+
     # --- contents -----------------------------------------------------------------------------------------------------
 
     def _weight(self, linear: plans.Linear) -> QWeight | DecodedWeight:
@@ -165,6 +174,8 @@ class SourceModel:
     def contents(self, name: str, kind: str) -> Tensor:
         """Return the bytes of a tensor of the file, as ``kind``. Raises what ``rows`` raises."""
         tensor = self.tensors[name]
+        if self.checkpoint.gguf is not None and self.stored_kind(name) == kind:
+            return self.checkpoint.gguf.file.read(name)
         if tensor.is_rows and len(tensor.shape) > 1:
             return tensor.filled(lambda part: self.rows(part, kind))
         packed = [part.name for part in tensor.parts if part.name in self.linears]

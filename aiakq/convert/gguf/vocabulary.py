@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiakq.convert.gguf.tokenizer import tokenizer_keys
+from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.gguf_model.tokenizer import SAMPLING
 from aiakq.formats.model_folder import read_json
@@ -29,7 +30,14 @@ def vocabulary_keys(checkpoint: Checkpoint, rows: int) -> tuple[dict[str, object
     generation: dict[str, Any] = read_json(path, _GENERATION) if path.is_file() else {}
     ends = generation.get("eos_token_id", checkpoint.config.get("eos_token_id"))
     ids = [id for id in (ends if isinstance(ends, list) else [ends]) if type(id) is int and 0 <= id < rows]
-    keys, notes = tokenizer_keys(Tokenizer.load(checkpoint.path), rows, ids)
+    try:
+        tokenizer = Tokenizer.load(checkpoint.path)
+    except AiakqError as problem:
+        if problem.id != "tokenizer_missing":
+            raise
+        reason = "the folder has no tokenizer, without which no program can use the file; copy it there"
+        raise error("gguf_not_written", what=checkpoint.named_path.name, reason=reason) from problem
+    keys, notes = tokenizer_keys(tokenizer, rows, ids)
     names = {hf: name for name, hf in SAMPLING.items()}
     for name in _SAMPLED:
         value = generation.get(name)
