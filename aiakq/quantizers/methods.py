@@ -55,7 +55,7 @@ MXFP4 = Method(
     bits=(4,),
     group_size=32,
     symmetric=(True,),
-    activation_choices=(16, 8, 4),
+    activation_choices=(16, 4),
     table="e2m1",
     scale_type="e8m0",
 )
