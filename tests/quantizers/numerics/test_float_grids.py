@@ -10,7 +10,6 @@ from aiakq.quantizers.numerics.float_grids import Float4Grid, Float8Grid, round_
 from aiakq.quantizers.numerics.gptq import GptqSettings, GptqSolver, gptq
 
 
-
 def weight() -> Tensor:
     make = torch.Generator().manual_seed(0)
     return torch.randn(48, 256, generator=make) * 0.05 * torch.exp(torch.randn(48, 1, generator=make))
