@@ -63,7 +63,7 @@ class QWeight:
                 dynamic scale per token, or what ``rounding`` says.
     rounding    how activations are rounded (fp8a8, lut4a8 and lut4a4 only).
     rounded     dtype to which the tool that wrote W rounds its elements when it decodes them (bitsandbytes), or None.
-    unit        number by which scales are e4m3 numbers divided (NVFP4), if it must be kept when they are written, or None.
+    unit        number by which e4m3 numbers are divided to give the scales (NVFP4), if files must keep it, or None.
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
     """
 

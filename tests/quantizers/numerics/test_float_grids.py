@@ -1,4 +1,4 @@
-"""Grids of small floats: codes and full ranges are those of compressed-tensors, and the search only lowers the error."""
+"""Grids of small floats: full ranges give the weights of compressed-tensors, and the search only lowers the error."""
 
 from typing import Any
 
