@@ -27,6 +27,7 @@ from aiakq.arguments.checkpoint import ConvertArguments, EvalArguments, InspectA
 from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArguments
 from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
+from aiakq.arguments.model_comparison import ModelComparisonArguments
 from aiakq.arguments.quantize import QuantizeArguments
 from aiakq.arguments.server import ARGUMENTS, RENAMED, Renamed
 from aiakq.arguments.spelling import Options
@@ -190,6 +191,7 @@ COMMANDS: dict[str, CommandArguments] = {
         external=True,
     ),
     "eval": CommandArguments((EvalArguments, JsonArguments, ResultArguments)),
+    "compare": CommandArguments((ModelComparisonArguments, JsonArguments)),
     "inspect": CommandArguments((InspectArguments, JsonArguments)),
     "translate": CommandArguments((TranslateArguments, JsonArguments)),
     "bench latency": CommandArguments(
