@@ -32,7 +32,7 @@ class ModelComparisonArguments:
         metavar="FILE",
     )
     limit: int = argument(32768, "Maximum number of tokens of each text.", low=2)
-    dtype: str = argument("float32", "Dtype of tensors that are not quantized; auto: as for serve.")
+    dtype: str = argument("float32", "Dtype of tensors that are not quantized, for predictions; auto: as for serve.")
     device: str = device_argument()
     speed: bool = argument(True, "Also measure tokens per second.")
     rounds: int = argument(3, "Measurements of the speed of each model, in turns; the median is shown.", low=1)

@@ -42,7 +42,7 @@ _FIGURES = ("kl", "kl_interval", "perplexity", "perplexity_interval", "perplexit
 
 
 def check(options: ModelComparisonArguments) -> None:
-    """Raise ``bad_option``, ``option_conflict``, ``output_failed`` or ``evaluation_text`` for options that cannot work."""
+    """Raise ``bad_option``, ``option_conflict``, ``output_failed`` or ``evaluation_text`` for wrong options."""
     evaluate.check(_evaluation(options, *options.models))
     for path in options.paths:
         if path.suffix not in _WRITERS:
@@ -67,7 +67,7 @@ def run(options: ModelComparisonArguments, progress: OnProgress) -> Record:
     if options.speed:
         remarks.append(
             f"Tokens per second of one request of {options.input_len} tokens that generates {options.output_len}, "
-            f"with its prompt; median of {options.rounds}, models in turns."
+            f"with its prompt, in the dtype of the model; median of {options.rounds}, models in turns."
         )
     return Record("compare", _SEED, asdict(options), {"models": rows, "remarks": remarks}, environment)
 
@@ -75,7 +75,7 @@ def run(options: ModelComparisonArguments, progress: OnProgress) -> Record:
 def _stored(model: str) -> dict[str, Any]:
     """Return the size of a model on disk: bytes of all tensors, and bits per weight.
 
-    Bits count the scales and zero points of quantized linears, without their biases; of a model without any, all weights.
+    Bits count the scales and zero points of quantized linears, without their biases; of other models, all weights.
     """
     checkpoint = Checkpoint.fetch(model)
     count = weights = 0
@@ -115,9 +115,7 @@ def _quality(
     """Return the figures of every model on the first text, with its quantization, and the environment."""
     if options.original is None:
         documents = [evaluate.run(_evaluation(options, model), progress).document() for model in options.models]
-        first = [
-            {**document["texts"][0], "quantization": document["config"]["quantization"]} for document in documents
-        ]
+        first = [{**document["texts"][0], "quantization": document["config"]["quantization"]} for document in documents]
         return first, documents[0]["environment"]
     document = evaluate.run(_evaluation(options, *options.models), progress).document()
     found = [{**document["texts"][0], "quantization": document["config"]["quantization"]}]
@@ -142,7 +140,6 @@ def _speed(options: ModelComparisonArguments, model: str) -> float:
     engine = MeasuredEngine(
         {
             "model": model,
-            "dtype": options.dtype,
             "device": options.device,
             "max_model_len": options.input_len + options.output_len,
             "max_num_seqs": 1,
