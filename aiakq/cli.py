@@ -26,8 +26,7 @@ from aiakq.system.threads import limit_threads, spin_briefly
 from aiakq.terminal import console
 from aiakq.terminal.bench import bench
 from aiakq.terminal.chat_command import chat
-from aiakq.terminal.checkpoint_commands import collect_env, convert, evaluate, inspect
-from aiakq.terminal.compare_models_command import compare
+from aiakq.terminal.checkpoint_commands import collect_env, compare, convert, evaluate, inspect
 from aiakq.terminal.completion import completion, words_with_options
 from aiakq.terminal.help import Command, Group, PlainCommand
 from aiakq.terminal.options import add_options, has_table, parser_words

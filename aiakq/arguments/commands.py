@@ -23,11 +23,10 @@ from aiakq.arguments.bench import (
     ThroughputArguments,
 )
 from aiakq.arguments.chat import ChatArguments
-from aiakq.arguments.checkpoint import ConvertArguments, EvalArguments, InspectArguments
+from aiakq.arguments.checkpoint import ConvertArguments, EvalArguments, InspectArguments, ModelComparisonArguments
 from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArguments
 from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
-from aiakq.arguments.model_comparison import ModelComparisonArguments
 from aiakq.arguments.quantize import QuantizeArguments
 from aiakq.arguments.server import ARGUMENTS, RENAMED, Renamed
 from aiakq.arguments.spelling import Options
