@@ -26,7 +26,7 @@ from aiakq.system.threads import limit_threads, spin_briefly
 from aiakq.terminal import console
 from aiakq.terminal.bench import bench
 from aiakq.terminal.chat_command import chat
-from aiakq.terminal.checkpoint_commands import collect_env, convert, evaluate, inspect
+from aiakq.terminal.checkpoint_commands import collect_env, compare, convert, evaluate, inspect
 from aiakq.terminal.completion import completion, words_with_options
 from aiakq.terminal.help import Command, Group, PlainCommand
 from aiakq.terminal.options import add_options, has_table, parser_words
@@ -67,6 +67,7 @@ app.command(cls=Command)(convert)
 app.command(cls=Command)(serve)
 app.command(cls=Command)(chat)
 app.command(name="eval", cls=Command)(evaluate)
+app.command(cls=Command)(compare)
 app.command(name="inspect", cls=Command)(inspect)
 app.command(cls=Command)(translate)
 app.command(name="collect-env", cls=PlainCommand)(collect_env)

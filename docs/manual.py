@@ -25,6 +25,7 @@ COMMAND_NAMES = (
     "bench",
     *(name for name in COMMANDS if " " in name),
     "eval",
+    "compare",
     "inspect",
     "translate",
     "collect-env",

@@ -65,7 +65,7 @@ class QWeight:
     rounding    how activations are rounded (schemes with a8 or a4 only). For w8a8, which is symmetric with one scale
                 per output otherwise, ``is_separate`` allows groups and zero points.
     rounded     dtype to which the tool that wrote W rounds its elements when it decodes them (bitsandbytes), or None.
-    unit        number by which scales are e4m3 numbers divided (NVFP4), if it must be kept when they are written, or None.
+    unit        number by which e4m3 numbers are divided to give the scales (NVFP4), if files must keep it, or None.
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
     """
 

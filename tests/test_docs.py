@@ -63,6 +63,7 @@ def test_commands_in_the_readme_exist():
         "bench",
         "eval",
         "inspect",
+        "compare",
         "translate",
         "collect-env",
         "completion",

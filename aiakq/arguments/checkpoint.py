@@ -8,6 +8,7 @@ from pathlib import Path
 from aiakq.arguments.argument import argument
 from aiakq.arguments.common import device_argument, revision_argument
 from aiakq.arguments.convert import ConvertArguments as ConvertArguments
+from aiakq.arguments.model_comparison import ModelComparisonArguments as ModelComparisonArguments
 
 
 @dataclass(frozen=True, kw_only=True)

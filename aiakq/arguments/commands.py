@@ -23,7 +23,7 @@ from aiakq.arguments.bench import (
     ThroughputArguments,
 )
 from aiakq.arguments.chat import ChatArguments
-from aiakq.arguments.checkpoint import ConvertArguments, EvalArguments, InspectArguments
+from aiakq.arguments.checkpoint import ConvertArguments, EvalArguments, InspectArguments, ModelComparisonArguments
 from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArguments
 from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
@@ -190,6 +190,7 @@ COMMANDS: dict[str, CommandArguments] = {
         external=True,
     ),
     "eval": CommandArguments((EvalArguments, JsonArguments, ResultArguments)),
+    "compare": CommandArguments((ModelComparisonArguments, JsonArguments)),
     "inspect": CommandArguments((InspectArguments, JsonArguments)),
     "translate": CommandArguments((TranslateArguments, JsonArguments)),
     "bench latency": CommandArguments(

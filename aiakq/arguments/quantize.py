@@ -158,8 +158,8 @@ class QuantizeArguments:
     )
     activation_scales: str = argument(
         "token",
-        "smooth_quant, fp8: token: dynamic activation scales per token; tensor: one static scale per layer, and for fp8 "
-        "one scale per weight.",
+        "smooth_quant, fp8: token: dynamic activation scales per token; tensor: one static scale per layer, with fp8 "
+        "also of its weights.",
         choices=("token", "tensor"),
         hint="",
         group="method",

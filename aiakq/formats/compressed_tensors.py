@@ -183,6 +183,12 @@ def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:
 def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
     """Describe how other programs read a model with these schemes; ``experts``: whether it has any."""
     note = ""
+    if any(scheme.startswith("fp8") for scheme in schemes):
+        note = "On an NVIDIA GPU; it rounds activations from compute capability 8.9 on."
+    if any(scheme.startswith("lut4") for scheme in schemes):
+        note = (
+            "On an NVIDIA GPU; it rounds activations to 4 bits only where the GPU multiplies such numbers (Blackwell)."
+        )
     if set(schemes) == {"w8a16"}:
         note = "On an NVIDIA GPU; vLLM has no kernel for 8-bit weights alone on a CPU."
     return Readers("compressed-tensors", vllm=True, vllm_note=note)

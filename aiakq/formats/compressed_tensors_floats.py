@@ -189,6 +189,18 @@ def method(layer: LayerSpec) -> str | None:
     return "mxfp8" if layer.scale_type == "e8m0" else "fp8"
 
 
+def preset(layer: LayerSpec) -> str | None:
+    """Return the name that llm-compressor has for such layers of floats; None if it has none, or for integers."""
+    rounds = bool(layer.activation_bits)
+    if layer.table is not None:
+        name = "NVFP4" if layer.scale_type == "e4m3" else "MXFP4"
+        return name if layer.activation_bits == 4 else None if rounds else f"{name}A16"
+    if layer.float8 is None or not rounds or layer.scale_type is not None:
+        return None
+    static = {(-1, True): "FP8", (1, False): "FP8_DYNAMIC", (128, False): "FP8_BLOCK"}
+    return static.get((layer.float8.rows, layer.static_input))
+
+
 def unwritable(spec: QuantSpec) -> str | None:
     """Return why no config group describes layers of ``spec``, or None; one describes all integers."""
     if spec.table is not None and (spec.table, spec.scale_type) not in (("e2m1", "e4m3"), ("e2m1", "e8m0")):

@@ -51,11 +51,11 @@ FP8 = Method(
 
 MXFP4 = Method(
     summary="Weights are 4-bit floats (e2m1), with a power of two for every 32 of them (OCP Microscaling).",
-    rounder=Component("rtn").with_parameters(scale_search="mse"),
+    rounder=Component("rtn"),
     bits=(4,),
     group_size=32,
     symmetric=(True,),
-    activation_choices=(16, 8, 4),
+    activation_choices=(16, 4),
     table="e2m1",
     scale_type="e8m0",
 )

@@ -75,12 +75,16 @@ class QuantizeOptions(QuantizeArguments):
         method, preset = f"-quant_type {self.method}", self.preset
         chosen = self.target_bpw is not None or self.max_kl is not None
         if self.activation_scales != "token" and (not self.rounded_bits or preset.table is not None):
-            reason = "its activations are not quantized" if not self.rounded_bits else "their groups have computed scales"
+            reason = (
+                "its activations are not quantized" if not self.rounded_bits else "their groups have computed scales"
+            )
             _conflict("--activation-scales", method, reason, "Use -quant_type smooth_quant or fp8.")
         widths = preset.activation_choices or (preset.activation_bits or 16,)
         if self.activation_bits is not None and self.activation_bits not in widths:
             reason = f"its activations have {' or '.join(map(str, sorted(widths)))} bits"
-            _conflict(f"--activation-bits {self.activation_bits}", method, reason, "Use one of these, or another method.")
+            _conflict(
+                f"--activation-bits {self.activation_bits}", method, reason, "Use one of these, or another method."
+            )
         if preset.is_float:
             self._check_float_groups(method)
         elif preset.activation_bits and self.group_size not in (None, -1):

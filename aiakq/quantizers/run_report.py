@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import aiakq
 from aiakq.errors import one_line
 from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.formats.compressed_tensors_floats import preset
 from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.model.experts import ExpertTokens, expert_warnings
 from aiakq.quantizers.prepared import DTYPE_WORDS, Prepared
@@ -72,9 +73,35 @@ def build_report(
         recipe=recipe_document(prepared.options, prepared.recipe, prepared.spec.activation_bits),
         padded=dict(prepared.cut.widths),
         lora=None if prepared.model.adapter is None else prepared.model.adapter.name,
-        notes=[*prepared.remarks, *_adapter_note(prepared), *_rotation_notes(prepared), *prepared.cut.notes],
+        notes=[
+            *_float_notes(spec),
+            *prepared.remarks,
+            *_adapter_note(prepared),
+            *_rotation_notes(prepared),
+            *prepared.cut.notes,
+        ],
         warnings=warnings,
     )
+
+
+def _float_notes(spec: QuantSpec) -> list[str]:
+    """Say what is done to the activations of a model of floats, and what llm-compressor calls it."""
+    layer = spec.layer
+    if not layer.is_float:
+        return []
+    scales = "one scale per token"
+    if layer.table is not None:
+        scales = f"scales for every {layer.group_size} of them"
+        scales += ", in units of a stored number per layer" if layer.static_input else ""
+    elif layer.static_input:
+        scales = "a stored scale per layer"
+    elif layer.float8 is not None and layer.float8.activation_group > 0:
+        scales = f"a scale for every {layer.float8.activation_group} of them"
+    kind = "e2m1" if layer.activation_bits == 4 else "e4m3"
+    inputs = f"are rounded to {kind} with {scales}" if layer.activation_bits else "are not rounded"
+    name = preset(layer)
+    called = "" if name is None else f" llm-compressor calls this {name}."
+    return [f"Activations {inputs}.{called}"]
 
 
 def _adapter_note(prepared: Prepared) -> list[str]:

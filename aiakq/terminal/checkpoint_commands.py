@@ -8,6 +8,7 @@ import typer
 
 from aiakq.terminal import console, quality_tables, tables
 from aiakq.terminal.bench_commands import measure
+from aiakq.terminal.compare_models_command import compare as compare
 from aiakq.terminal.convert_command import convert as convert
 from aiakq.terminal.options import with_arguments
 

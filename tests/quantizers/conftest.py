@@ -28,7 +28,9 @@ def _quantize(source: Path, output: Path, method: str, **fields: Any) -> Any:
 
 def dense(weight: QWeight) -> Tensor:
     if weight.code_type is not None or weight.table is not None:
-        codes = weight.codes.view(weight.code_type).float() if weight.table is None else weight.table[weight.codes.long()]
+        codes = (
+            weight.codes.view(weight.code_type).float() if weight.table is None else weight.table[weight.codes.long()]
+        )
         return codes * weight.scales.float()[:, torch.arange(weight.k) // weight.group_size]
     zeros = weight.zeros if weight.zeros is not None else torch.full_like(weight.scales, 2 ** (weight.bits - 1))
     group = torch.arange(weight.k) // weight.group_size

@@ -22,7 +22,6 @@ PRESETS: list[tuple[str, dict[str, Any], str]] = [
     ("fp8", {"group_size": 128}, "FP8_BLOCK"),
     ("mxfp4", {}, "MXFP4A16"),
     ("mxfp4", {"activation_bits": 4}, "MXFP4"),
-    ("mxfp4", {"activation_bits": 8}, "MXFP4XFP8"),
     ("nvfp4", {}, "NVFP4A16"),
     ("nvfp4", {"activation_bits": 4}, "NVFP4"),
 ]
@@ -38,12 +37,10 @@ def source(tiny_model: Callable[..., Path], fields: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize(("method", "fields", "preset"), PRESETS, ids=IDS)
-@pytest.mark.parametrize("gptq", [False, True], ids=["nearest", "gptq"])
 def test_the_output_is_a_model_of_a_preset(
     method: str,
     fields: dict[str, Any],
     preset: str,
-    gptq: bool,
     source: Path,
     tmp_path: Path,
     quantize: Callable[..., Any],
@@ -56,7 +53,7 @@ def test_the_output_is_a_model_of_a_preset(
     from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
 
     output = tmp_path / "out"
-    report = quantize(source, output, method, gptq=gptq, **fields)
+    report = quantize(source, output, method, **fields)
     checkpoint = Checkpoint.open(output)
     stored = checkpoint.config["quantization_config"]
     (scheme,) = QuantizationConfig(**stored).config_groups.values()
@@ -70,16 +67,18 @@ def test_the_output_is_a_model_of_a_preset(
     assert error < (0.3 if method == "fp8" else 0.8)
 
 
-@pytest.mark.parametrize("method", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize(("method", "fields"), [("mxfp4", {}), ("fp8", {"activation_scales": "tensor"})])
 def test_gptq_has_the_smaller_error(
-    method: str, tiny_model: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any]
+    method: str,
+    fields: dict[str, Any],
+    tiny_model: Callable[..., Path],
+    tmp_path: Path,
+    quantize: Callable[..., Any],
 ) -> None:
-    source = tiny_model("LlamaForCausalLM")
-    errors = [
-        quantize(source, tmp_path / str(gptq), method, gptq=gptq, targets="own" if gptq else None).mean_error
-        for gptq in (False, True)
-    ]
-    assert errors[1] < 0.9 * errors[0]
+    source = tiny_model("LlamaForCausalLM", num_hidden_layers=1)
+    plain = quantize(source, tmp_path / "nearest", method, **fields)
+    solved = quantize(source, tmp_path / "gptq", method, gptq=True, targets="own", **fields)
+    assert solved.mean_error < 0.97 * plain.mean_error
 
 
 def test_linears_that_servers_join_share_the_numbers_of_a_whole_linear(

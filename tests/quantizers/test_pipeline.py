@@ -41,7 +41,9 @@ def test_output_is_a_checkpoint_close_to_its_source(
         assert (output / name).read_bytes() == (source / name).read_bytes()
     assert json.loads((output / REPORT_FILE).read_text())["method"] == method
     error = relative_error(dequantized(output).logits(ids), dequantized(source).logits(ids))
-    assert error < {"weight_only_int8": 0.05, "smooth_quant": 0.1, "fp8": 0.3}.get(method, 0.7)  # random weights amplify errors
+    assert error < {"weight_only_int8": 0.05, "smooth_quant": 0.1, "fp8": 0.3}.get(
+        method, 0.7
+    )  # random weights amplify errors
     # Each linear is about as wrong as its bits allow; a mix-up of scales or columns is wrong by 1.
     assert 0 < report.worst.error < {"weight_only_int8": 0.02, "smooth_quant": 0.05, "fp8": 0.06}.get(method, 0.25)
     expected = {"weight_only_int8": 8, "smooth_quant": 8, "fp8": 8}.get(method, 4)

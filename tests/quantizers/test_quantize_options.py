@@ -77,6 +77,7 @@ def test_alternative_spellings_of_methods_are_accepted() -> None:
         ({"activation_bits": 8}, "option_conflict"),
         ({"method": "smooth_quant", "activation_bits": 16}, "option_conflict"),
         ({"method": "fp8", "activation_bits": 4}, "option_conflict"),
+        ({"method": "mxfp4", "activation_bits": 8}, "option_conflict"),
         ({"method": "nvfp4", "activation_bits": 8}, "option_conflict"),
         ({"method": "fp8", "activation_bits": 16, "activation_scales": "tensor"}, "option_conflict"),
         ({"method": "nvfp4", "activation_bits": 4, "activation_scales": "tensor"}, "option_conflict"),

@@ -17,6 +17,7 @@ COMMANDS = [
     ("serve",),
     ("eval",),
     ("inspect",),
+    ("compare",),
     ("chat",),
     ("collect-env",),
     ("translate",),

@@ -47,7 +47,8 @@ class BlockResult:
         """Submit a linear: its codes and scales are what will be written and what the block computes with from now on.
 
         rounding: codes [N, K] uint8, scales and zeros [N, K / G] float32; ``input_scale``, a float32 scalar, if
-        activations have a static scale; ``unit``, by which scales in e4m3 are divided (NVFP4). Call once per linear. The linear's weight is modified.
+        activations have a static scale; ``unit``, by which scales in e4m3 are divided (NVFP4). Call once per
+        linear. The linear's weight is modified.
         """
         assert name not in self.finished, name
         codes, scales, zeros = rounding

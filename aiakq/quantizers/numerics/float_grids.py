@@ -140,7 +140,7 @@ class Float4Grid:
 
 
 def _best(grid: CodeGrid, groups: Tensor, cost: Tensor | None, candidates: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the scales [...] of least error of groups [..., G], weighted by ``cost``, and zeros; the first wins ties."""
+    """Return the scales [...] of least error of groups [..., G] with costs, and zeros; the first wins ties."""
     best = candidates[0]
     zeros = torch.zeros_like(best)
     if len(candidates) == 1:

@@ -155,8 +155,8 @@ class GptqSolver:
         return pending if self.drift is None else pending.addmm_(self.drift, columns)
 
     def _round_in_order(self, columns: Tensor, pending: Tensor | None, grid: Grid, searches: bool) -> None:
-        """The loop: replace columns [K, N], in its order, by their errors, and write codes to ``grid``, and ranges if it
-        ``searches`` them when it reaches their groups.
+        """The loop: replace columns [K, N], in its order, by their errors, and write codes to ``grid``; ranges, too, if
+        it ``searches`` them when it reaches their groups.
 
         ``pending`` [K, N]: what remains to be added to the columns is ``U^T pending``.
         """

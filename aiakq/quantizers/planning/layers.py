@@ -31,7 +31,12 @@ def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str],
     layers: dict[str, LayerSpec | None] = {}
     for text in options.layer:
         glob, layer = parse_override(text, base.layer, options.preset.bits, options.float_layers)
-        if base.activation_bits and not base.layer.is_float and layer is not None and (layer.group_size != -1 or not layer.symmetric):
+        if (
+            base.activation_bits
+            and not base.layer.is_float
+            and layer is not None
+            and (layer.group_size != -1 or not layer.symmetric)
+        ):
             expected = "possible where activations are quantized too: their kernels take one symmetric scale per row"
             raise error(
                 "bad_option", option="--layer", value=text, expected=expected, hint="Use skip for these layers."

@@ -172,8 +172,9 @@ def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> st
 def _loading(report: QuantizeReport, bits: list[int]) -> str:
     """Describe how each supporting program loads the model."""
     parallel = f" --tensor-parallel-size {report.tp}" if report.tp > 1 else ""
-    activations = report.scheme.partition("a")[2]
-    schemes = {f"w{width}a{activations}" for width in bits} or {report.scheme}
+    kind, _, activations = report.scheme.split()[0].rpartition("a")
+    letters = kind.rstrip("0123456789")
+    schemes = {f"{letters}{width}a{activations}" for width in bits} or {report.scheme}
     readers = formats.readers(report.format, schemes, bool(report.experts))
     command = f"```\nvllm serve path/to/this/folder{parallel}\n```" if readers.vllm else ""
     vllm = "\n\n".join(filter(None, (command, readers.vllm_note)))

@@ -1,4 +1,4 @@
-"""Grids of small floats: codes and full ranges are those of compressed-tensors, and the search only lowers the error."""
+"""Grids of small floats: full ranges give the weights of compressed-tensors, and the search only lowers the error."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from aiakq.quantizers.numerics.float_grids import Float4Grid, Float8Grid, round_on_grid
 from aiakq.quantizers.numerics.gptq import GptqSettings, GptqSolver, gptq
-
 
 
 def weight() -> Tensor:

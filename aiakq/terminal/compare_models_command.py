@@ -1,0 +1,44 @@
+"""``aiakq compare``: measures several models and prints a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aiakq.terminal import console
+from aiakq.terminal.options import with_arguments
+from aiakq.terminal.quality_tables import wrapped
+
+if TYPE_CHECKING:
+    from aiakq.arguments.common import JsonArguments
+    from aiakq.arguments.model_comparison import ModelComparisonArguments
+
+
+@with_arguments("compare")
+def compare(arguments: ModelComparisonArguments, output: JsonArguments) -> None:
+    """Compare models: size, bits per weight, KL divergence with its interval, perplexity, tokens per second."""
+    from aiakq.arguments.server import checked
+    from aiakq.bench import models
+    from aiakq.formats.hub import check_model_name
+
+    for model in filter(None, (*arguments.models, arguments.original)):
+        check_model_name(model)
+        checked({"model": model, "dtype": arguments.dtype, "device": arguments.device}, server=False)
+    models.check(arguments)
+    with console.ProgressBars("compare") as bars:
+        document = models.run(arguments, bars.update).document()
+    with console.results_on_stdout(not output.json):
+        _show(document, models.cells(document))
+    models.write(document, arguments.paths)
+    if output.json:
+        console.emit(document)
+
+
+def _show(document: Mapping[str, Any], cells: list[list[str]]) -> None:
+    head, *rows = cells
+    grid = console.table(*head, left=(0, 1))
+    for row in rows:
+        grid.add_row(*map(console.plain, row))
+    console.show(grid)
+    for remark in document["remarks"]:
+        wrapped(remark, "dim")
