@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError, error, first_line
 from aiakq.formats import object_storage
 from aiakq.formats.gguf.choice import choose_file, is_gguf, local_file
 from aiakq.formats.mistral.choice import TOKENIZERS, WEIGHTS, has_only_mistral, is_mistral_folder
@@ -160,9 +160,7 @@ def _from_hub(
         if options.get("local_files_only"):
             reason = "it does not answer, and the model is not in the cache"
             raise error("model_hub", name=name, reason=reason) from None
-        lines = str(problem).strip().splitlines()
-        reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
-        raise error("model_hub", name=name, reason=reason) from problem
+        raise error("model_hub", name=name, reason=first_line(problem)) from problem
     return Path(folder), wanted
 
 
