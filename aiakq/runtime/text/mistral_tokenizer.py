@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 #: Ids of calls that every version of these tokenizers takes.
 _CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
+_FIRST_WITH_TOOLS = 2
 #: Variables of chat templates that mean something to these tokenizers.
 _VARIABLES = frozenset({"add_generation_prompt", "continue_final_message", "tools", "reasoning_effort"})
 
@@ -148,6 +149,8 @@ class MistralTokenizer(Tokenizer):
         if unknown := sorted(given.keys() - _VARIABLES):
             param = f"chat_template_kwargs.{unknown[0]:.64}"
             raise error("unsupported_parameter", param=param, reason="tokenizers of Mistral's have no such variable")
+        if given.get("tools") and self._words.version.version_num < _FIRST_WITH_TOOLS:
+            raise error("template_loses", param="tools", what="tools (its tokenizer is of version 1)")
         continues = bool(given.get("continue_final_message"))
         effort = {"reasoning_effort": given["reasoning_effort"]} if "reasoning_effort" in given else {}
         try:

@@ -123,6 +123,13 @@ def test_the_version_of_a_sentencepiece_file_is_in_its_name():
     assert tokenizer.decode(ids) == sample
 
 
+def test_tools_are_never_dropped(tmp_path):
+    pytest.importorskip("mistral_common")
+    first = MistralTokenizer.of(write_tekken(tmp_path, version="v1", special=SPECIAL[:20]))
+    with pytest.raises(AiakqError, match="tools"):
+        first.chat_tokens([{"role": "user", "content": "a"}], tools=TOOLS)
+
+
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mistral_common", None)
     monkeypatch.setitem(sys.modules, "mistral_common.tokens.tokenizers.mistral", None)
