@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiakq.arguments.argument import argument
-from aiakq.arguments.common import revision_argument
+from aiakq.arguments.common import MODEL, revision_argument
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertArguments:
     """Options of ``aiakq convert``."""
 
-    input: str = argument(
-        ..., "The quantized model: a folder, or a hub name (org/name).", positional=True, metavar="MODEL"
-    )
+    input: str = argument(..., f"The quantized model: {MODEL}.", positional=True, metavar="MODEL")
     output: str = argument(..., "Folder for the converted model.", positional=True, metavar="DIR")
     to: str = argument(
         ...,

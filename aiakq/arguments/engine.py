@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from aiakq.arguments.argument import Argument, argument, rows_of
+from aiakq.arguments.common import MODEL
 from aiakq.arguments.lora import LoraArguments
 from aiakq.arguments.pooling import PoolingArguments
 
@@ -29,7 +30,7 @@ def _layer_counts(text: str) -> tuple[int, ...]:
 class ModelArguments:
     """The model, and overrides of its configuration."""
 
-    model: str | None = argument(None, "Local folder, or hub name (org/name).")
+    model: str | None = argument(None, f"The model: {MODEL}.")
     revision: str | None = argument(None, "Branch, tag or commit of a hub model.")
     download_dir: str | None = argument(
         None,

@@ -51,6 +51,8 @@ def check_model_name(name: str) -> None:
     """Raise ``model_is_file`` or ``model_missing`` for what is no folder, file, URL or possible name on the hub."""
     base, quantization = split_quantization(name)
     path = Path(base).expanduser()
+    if object_storage.is_url(base) and not base.partition("://")[2].strip("/"):
+        raise error("model_storage", name=name, reason="it names no folder; one is like s3://bucket/folder")
     if object_storage.is_url(base) or (base.strip() and os.path.isdir(path)):
         return
     if os.path.isfile(path):
