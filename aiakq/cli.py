@@ -241,7 +241,7 @@ def _known(problem: Exception) -> AiakqError | None:
 def _where(problem: BaseException) -> str:
     """File and line inside aiakq where a failure came from, else the innermost ones."""
     frames = traceback.extract_tb(problem.__traceback__)
-    package = str(Path(aiakq.__file__).parent)
+    package = str(Path(__file__).parent)
     own = [frame for frame in frames if frame.filename.startswith(package)]
     frame = (own or frames)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"

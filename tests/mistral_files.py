@@ -5,6 +5,7 @@ Nothing here is shared with the code under test.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from pathlib import Path
@@ -160,3 +161,34 @@ class Reference:
         ramp = ((torch.arange(width // 2).float() - low) / max(high - low, 0.001)).clamp(0, 1)
         scale = 0.1 * math.log(factor) + 1 if yarn.get("apply_scale", True) else 1.0
         return frequencies / factor * ramp + frequencies * (1 - ramp), scale
+
+
+#: The first tokens of tekken vocabularies of version 13.
+SPECIAL = (
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
+    "[IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT] "
+    "[CALL_ID] [ARGS] [THINK] [/THINK]"
+).split()
+_WORDS = (b"he", b"ll", b"hell", b"hello", b" w", b"or", b" wor", b"ld", b" world", b"\xc3\xa9", b"  ", b"th", b" th")
+PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def write_tekken(folder: Path, version: str = "v13", special: list[str] = SPECIAL) -> Path:
+    """Write a tekken.json with all bytes and some words: 300 tokens."""
+    words = [bytes([byte]) for byte in range(256)] + list(_WORDS)
+    vocab = [
+        {"rank": rank, "token_bytes": base64.b64encode(word).decode(), "token_str": None}
+        for rank, word in enumerate(words)
+    ]
+    config = {
+        "pattern": PATTERN,
+        "num_vocab_tokens": len(words),
+        "default_vocab_size": len(words) + 31,
+        "default_num_special_tokens": 31,
+        "version": version,
+    }
+    tokens = [{"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(special)]
+    content = {"vocab": vocab, "special_tokens": tokens, "config": config, "version": 1, "type": "Tekken"}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tekken.json").write_text(json.dumps(content))
+    return folder

@@ -146,3 +146,16 @@ def test_a_document_is_written_whole_where_writes_do_a_part(monkeypatch):
     document = {"rows": list(range(2000))}
     console.emit(document)
     assert json.loads(raw.written) == document
+
+
+def test_a_clone_beside_the_working_folder_is_named(tmp_path):
+    """Python takes a folder called aiakq for the package, which then has no version, and no command."""
+    (tmp_path / "aiakq").mkdir()
+    program = "import sys, runpy; sys.argv = ['aiakq']; runpy.run_path(sys.path.pop(0), run_name='__main__')"
+    code = f"import sys; sys.path.insert(0, {cli.__file__.replace('cli.py', '__main__.py')!r}); {program}"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert str(tmp_path / "aiakq") in done.stderr and "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiakq.arguments.argument import argument
-from aiakq.arguments.common import device_argument
+from aiakq.arguments.common import MODEL, device_argument
 
 #: Latency limits in milliseconds from MLPerf Inference v5.1 (p99) and from GuideLLM's guide.
 PRESETS: dict[str, dict[str, float]] = {
@@ -256,7 +256,7 @@ class KernelArguments:
 
     model: str | None = argument(
         None,
-        "Folder or hub name of a model whose shapes, scheme and attention heads are measured.",
+        f"The model whose shapes, scheme and attention heads are measured: {MODEL}.",
         positional=True,
         metavar="[MODEL]",
     )

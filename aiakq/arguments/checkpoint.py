@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiakq.arguments.argument import argument
-from aiakq.arguments.common import device_argument, revision_argument
+from aiakq.arguments.common import MODEL, device_argument, revision_argument
 from aiakq.arguments.convert import ConvertArguments as ConvertArguments
 from aiakq.arguments.model_comparison import ModelComparisonArguments as ModelComparisonArguments
 
@@ -15,7 +15,7 @@ from aiakq.arguments.model_comparison import ModelComparisonArguments as ModelCo
 class EvalArguments:
     """Options of ``aiakq eval``."""
 
-    model: str = argument(..., "Folder, or hub name (org/name).", positional=True, metavar="MODEL")
+    model: str = argument(..., f"The model: {MODEL}.", positional=True, metavar="MODEL")
     versus: tuple[str, ...] = argument(
         (),
         "Other quantized models of the same original, to compare MODEL with.",
@@ -51,7 +51,7 @@ class EvalArguments:
 class InspectArguments:
     """Options of ``aiakq inspect``."""
 
-    model: str = argument(..., "Folder, or hub name (org/name).", positional=True, metavar="MODEL")
+    model: str = argument(..., f"The model: {MODEL}.", positional=True, metavar="MODEL")
     all: bool = argument(False, "Show one row per layer instead of one for all equal layers.")
     device: str = device_argument()
     dtype: str = argument("auto", "Dtype of activations.")

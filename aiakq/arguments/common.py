@@ -43,9 +43,16 @@ class ConfigArguments:
 
     config: Path | None = argument(
         None,
-        "YAML file with option values, like seed: 1.",
+        "YAML file with option values, a line with name: value for each.",
         metavar="FILE",
     )
+
+
+#: What names a model, everywhere.
+MODEL = (
+    "a folder, a hub name (org/name), a GGUF file or one of several (FOLDER:Q8_0, org/name:Q8_0), or one in object "
+    "storage (s3://bucket/folder, gs://)"
+)
 
 
 def device_argument() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiakq.arguments.argument import argument
-from aiakq.arguments.common import revision_argument
+from aiakq.arguments.common import MODEL, revision_argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +14,7 @@ class ConvertArguments:
 
     input: str = argument(
         ...,
-        "The quantized model: a folder, a GGUF file, or a hub name (org/name). With --to gguf also one in 16 bits.",
+        f"The quantized model: {MODEL}. With --to gguf also one in 16 bits.",
         positional=True,
         metavar="MODEL",
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from aiakq.arguments.argument import Argument, argument, rows_of
+from aiakq.arguments.common import MODEL
 from aiakq.arguments.lora import LoraArguments
 from aiakq.arguments.pooling import PoolingArguments
 
@@ -29,7 +30,7 @@ def _layer_counts(text: str) -> tuple[int, ...]:
 class ModelArguments:
     """The model, and overrides of its configuration."""
 
-    model: str | None = argument(None, "Local folder, or hub name (org/name).")
+    model: str | None = argument(None, f"The model: {MODEL}.")
     revision: str | None = argument(None, "Branch, tag or commit of a hub model.")
     download_dir: str | None = argument(
         None,
@@ -139,11 +140,17 @@ class ModelArguments:
 class LoadArguments:
     """Weight files, and the arithmetic of their weights."""
 
-    load_format: Literal["auto", "safetensors", "pt", "gguf", "runai_streamer", "dummy"] = argument(
+    load_format: Literal["auto", "safetensors", "pt", "gguf", "mistral", "runai_streamer", "dummy"] = argument(
         "auto",
         "Kind of weight files. auto: safetensors if there are any, else torch files, else a GGUF file; pt: torch "
-        "files, of which only plain tensors are read; gguf: a GGUF file; runai_streamer: safetensors, each read in "
-        "parts by 16 threads, for network file systems; dummy: random weights, for benchmarks.",
+        "files, of which only plain tensors are read; gguf: a GGUF file; mistral: consolidated*.safetensors; "
+        "runai_streamer: safetensors, each read in parts by 16 threads, for network file systems; dummy: random "
+        "weights, for benchmarks.",
+    )
+    config_format: Literal["auto", "hf", "mistral"] = argument(
+        "auto",
+        "The model's files. hf: config.json; mistral: params.json and consolidated*.safetensors, as with --load-format "
+        "mistral; auto: Mistral's format where there is no config.json.",
     )
     model_loader_extra_config: dict[str, object] | None = argument(
         None,
@@ -229,10 +236,11 @@ class TokenizerArguments:
         None,
         "Branch, tag or commit of a hub tokenizer; that of --revision if not given.",
     )
-    tokenizer_mode: Literal["auto", "slow"] = argument(
+    tokenizer_mode: Literal["auto", "hf", "slow", "mistral"] = argument(
         "auto",
-        "auto: the fast tokenizer, called directly; slow: through transformers, with its Python tokenizer if there is "
-        "one.",
+        "hf: the fast tokenizer, called directly; slow: through transformers, with its Python tokenizer if there is "
+        "one; mistral: tekken.json or tokenizer.model.v*, which mistral-common reads (pip install 'aiakq[mistral]'), "
+        "conversations too; auto: mistral where there is no other, else hf.",
     )
     tokenizer_extension_path: str | None = argument(
         None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiakq.arguments.argument import Argument, argument, rows_of
-from aiakq.arguments.common import revision_argument
+from aiakq.arguments.common import MODEL, revision_argument
 
 #: Values of -t -> the safetensors dtype.
 DTYPES = {
@@ -40,7 +40,7 @@ class QuantizeArguments:
 
     input: str = argument(
         ...,
-        "The model: a folder, or a hub name (org/name).",
+        f"The model: {MODEL}.",
         flags=("-i", "--input"),
         metavar="MODEL",
     )

@@ -19,7 +19,6 @@ _TEXT_PROCESS = "detokenization runs in the HTTP process, concurrently with the 
 
 _OLDER: tuple[Unsupported, ...] = (
     # --- loading ------------------------------------------------------------------------------------------------
-    Unsupported("config_format", "models are read from config.json", ("auto", "hf"), refused=True),
     Unsupported("code_revision", "code of a model is taken from the revision of the model", refused=True),
     Unsupported("max_parallel_loading_workers", "all ranks read their shards of the weights in parallel"),
     Unsupported("use_tqdm_on_load", "progress is shown where there is a terminal", (True,), switch=True),
@@ -123,7 +122,8 @@ REFUSED_VALUES = {
     ("load_format", "sharded_state"): _RANKS,
     ("load_format", "runai_streamer_sharded"): _RANKS,
     ("load_format", "tensorizer"): "such a file holds a pickled module; give the folder it was made from",
-    ("load_format", "mistral"): "give the folder in Hugging Face's format (config.json, model*.safetensors)",
+    ("tokenizer_mode", "custom"): "name the Python file that makes the tokenizer with --tokenizer-extension-path",
+    ("tokenizer_mode", "deepseek_v32"): "models of DeepSeek V3.2 are not supported",
 }
 
 

@@ -32,6 +32,9 @@ def render(conversations: Sequence[tuple[str, list[Message], list[Any]]], tokeni
     """
     if not conversations:
         return []
+    if getattr(tokenizer, "encodes_chats", False):
+        reason = f"{conversations[0][0]} is a conversation, which no text of a tokenizer in Mistral's format stands for"
+        raise error("calibration", source=source, reason=reason, hint="Give plain text or token ids instead.")
     if not getattr(tokenizer, "chat_template", None):
         reason = f"{conversations[0][0]} is a conversation, but the model folder has no chat template"
         raise error("calibration", source=source, reason=reason, hint=_HINT)

@@ -13,7 +13,7 @@ from aiakq.data.files import HINT, TABLES, bad, file_kind, read_text
 from aiakq.data.json_rows import json_values, looks_like_rows
 from aiakq.data.rows import Document, RowOptions, document_of
 from aiakq.data.tables import read_rows, row_without_nulls
-from aiakq.errors import AiakqError
+from aiakq.errors import AiakqError, first_line
 from aiakq.system.network import answers
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
@@ -89,5 +89,4 @@ def read_dataset(name: str, characters: int, seed: int, rows: RowOptions | None 
         raise
     except Exception as problem:
         # The datasets package raises HTTP, parsing and file errors of many kinds.
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
-        raise bad(name, f"it is no file, and datasets cannot read it ({reason[:200]})") from problem
+        raise bad(name, f"it is no file, and datasets cannot read it ({first_line(problem)[:200]})") from problem

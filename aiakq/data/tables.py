@@ -11,6 +11,7 @@ from typing import Any
 
 from aiakq.data.files import MAX_BYTES, bad, file_kind, read_bytes, read_text
 from aiakq.data.rows import KNOWN, plain_name
+from aiakq.errors import first_line
 
 #: Rows of a Parquet file in memory at a time.
 _BATCH_ROWS = 32
@@ -42,9 +43,8 @@ def read_rows(path: Path, hint: str, known: frozenset[str] = KNOWN) -> Iterator[
             for first_row in range(0, batch.num_rows, _BATCH_ROWS):
                 yield from map(row_without_nulls, batch.slice(first_row, _BATCH_ROWS).to_pylist())
     except (pyarrow.ArrowException, OSError) as problem:
-        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         title = "Parquet" if kind in (".parquet", ".pq") else "Arrow"
-        raise bad(path.name, f"it is no {title} file ({first[:200].rstrip('.')})", hint) from None
+        raise bad(path.name, f"it is no {title} file ({first_line(problem)[:200]})", hint) from None
 
 
 def row_without_nulls(row: Mapping[str, object]) -> dict[str, object]:

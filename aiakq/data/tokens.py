@@ -9,7 +9,7 @@ from typing import Any
 from aiakq.data import chat
 from aiakq.data.documents import read_file
 from aiakq.data.rows import Document
-from aiakq.errors import error
+from aiakq.errors import error, first_line
 
 #: Text is tokenized in pieces of about this many characters, so that one huge line cannot stall the tokenizer.
 _PIECE = 8192
@@ -58,8 +58,7 @@ def _ids(pieces: list[str], tokenizer: Any) -> list[list[int]]:
         # The Rust tokenizer raises plain exceptions, and panics derive from BaseException.
         if type(problem) is not Exception and type(problem).__name__ != "PanicException":
             raise
-        reason = (str(problem).strip().splitlines() or ["it fails"])[0].rstrip(".")
-        raise error("model_malformed", file="the tokenizer", reason=reason) from problem
+        raise error("model_malformed", file="the tokenizer", reason=first_line(problem, "it fails")) from problem
 
 
 def _pieces(document: str) -> Iterator[str]:

@@ -164,6 +164,15 @@ def memory_error(failure: BaseException) -> AiakqError | None:
     return error("out_of_memory", reason=lines[0].rstrip(".")[:400] if lines else "an allocation failed")
 
 
+def first_line(failure: BaseException | str, otherwise: str = "") -> str:
+    """Return the first line of what a foreign exception says, without a full stop, for use as a reason.
+
+    otherwise  what to return if it says nothing; the name of its type if empty.
+    """
+    lines = str(failure).strip().splitlines()
+    return lines[0].rstrip(".") if lines else otherwise or type(failure).__name__
+
+
 def one_line(failure: BaseException) -> str:
     """Return the type and message of a foreign exception as one line, for use as a reason."""
     text = " ".join(str(failure).split()) or "no message"

@@ -127,6 +127,11 @@ FOLDER_ERRORS = {
         "Copy tokenizer.json and its other files there, or name a folder that has them with --tokenizer. A server "
         "or LLM for token ids only needs none: --skip-tokenizer-init.",
     ),
+    "mistral_common_missing": ErrorKind(
+        "{file} is a tokenizer in Mistral's format, and the package {package}, which reads it, is not installed.",
+        "Run pip install 'aiakq[mistral]', or name a folder with tokenizer.json with --tokenizer.",
+        ENVIRONMENT,
+    ),
     "tokenizer_extension": ErrorKind(
         "The tokenizer extension '{path}' cannot be used: {reason}.",
         "It must define get_tokenizer(folder), which returns an object that encodes and decodes.",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError, error, first_line
 from aiakq.formats import object_storage
 from aiakq.formats.gguf.choice import choose_file, is_gguf, local_file
 from aiakq.formats.mistral.choice import TOKENIZERS, WEIGHTS, has_only_mistral, is_mistral_folder
@@ -51,6 +51,8 @@ def check_model_name(name: str) -> None:
     """Raise ``model_is_file`` or ``model_missing`` for what is no folder, file, URL or possible name on the hub."""
     base, quantization = split_quantization(name)
     path = Path(base).expanduser()
+    if object_storage.is_url(base) and not base.partition("://")[2].strip("/"):
+        raise error("model_storage", name=name, reason="it names no folder; one is like s3://bucket/folder")
     if object_storage.is_url(base) or (base.strip() and os.path.isdir(path)):
         return
     if os.path.isfile(path):
@@ -160,9 +162,7 @@ def _from_hub(
         if options.get("local_files_only"):
             reason = "it does not answer, and the model is not in the cache"
             raise error("model_hub", name=name, reason=reason) from None
-        lines = str(problem).strip().splitlines()
-        reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
-        raise error("model_hub", name=name, reason=reason) from problem
+        raise error("model_hub", name=name, reason=first_line(problem)) from problem
     return Path(folder), wanted
 
 

@@ -42,6 +42,7 @@ VERBATIM_FILES = (
     "tokenizer_config.json",
     "tokenizer.model",
     "spiece.model",
+    "tekken.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -62,7 +63,18 @@ VERBATIM_FILES = (
     "USE_POLICY.md",
 )
 #: Names of files that transformers may open when it loads a config, a tokenizer or a model.
-_OPENED_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.vocab", "*.bpe", "*.spm", "*.py")
+_OPENED_FILES = (
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "*.model.v*",
+    "*.tiktoken",
+    "*.vocab",
+    "*.bpe",
+    "*.spm",
+    "*.py",
+)
 #: Those that may exceed ``MAX_FILE_BYTES`` because nothing reads them: logs of a trainer.
 _UNREAD_FILES = ("trainer_*.json", "*_results.json")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
@@ -260,7 +272,7 @@ def template_files(folder: Path) -> list[str]:
 
 def vocabulary_files(folder: Path) -> list[str]:
     """Return the names of vocabulary files that a tokenizer's own code may read, like qwen.tiktoken, sorted."""
-    return sorted(path.name for pattern in ("*.model", "*.tiktoken") for path in folder.glob(pattern))
+    return sorted(path.name for pattern in ("*.model", "*.model.v*", "*.tiktoken") for path in folder.glob(pattern))
 
 
 def check_files(folder: str | Path) -> None:

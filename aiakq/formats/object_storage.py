@@ -21,7 +21,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError, error, first_line
+from aiakq.formats.mistral.params import PARAMS
 from aiakq.system.files import cache_folder
 
 #: Scheme of a URL -> the package that fsspec needs for it.
@@ -77,7 +78,7 @@ def fetch(url: str, cache: str | None, patterns: Sequence[str], ignore: Sequence
             if any(fnmatch(name, pattern) for pattern in patterns)
             and not any(fnmatch(name, pattern) for pattern in ignore)
         }
-        if "config.json" not in wanted and not any(name.endswith(".gguf") for name in wanted):
+        if not wanted.keys() & {"config.json", PARAMS} and not any(name.endswith(".gguf") for name in wanted):
             raise error("model_storage", name=url, reason="it contains no config.json and no GGUF file")
         _update(storage, folder, wanted)
     return folder
@@ -110,9 +111,7 @@ def _reported(url: str) -> Iterator[None]:
     except AiakqError:
         raise
     except Exception as problem:
-        lines = str(problem).strip().splitlines()
-        reason = (lines[0] if lines else type(problem).__name__).rstrip(".")
-        raise error("model_storage", name=url, reason=f"{reason:.200}") from problem
+        raise error("model_storage", name=url, reason=first_line(problem)[:200]) from problem
 
 
 def _storage_of(url: str) -> tuple[Any, str]:

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError, error, first_line
 from aiakq.formats.safetensors_file import DTYPE_NAMES, TensorInfo, open_weights, unread_dtype
 
 #: Limits of the parsed part: names and shapes. The largest real models stay below 20 MB and 200 000 entries.
@@ -60,8 +60,7 @@ def read_torch_file(path: Path, file: str) -> dict[str, TensorInfo]:
             EOFError,
             OSError,
         ) as problem:
-            lines = str(problem).strip().splitlines() or [type(problem).__name__]
-            raise bad(lines[0].rstrip(".")) from None
+            raise bad(first_line(problem)) from None
     return {
         name: _described(name, tensor, records, path, file) for name, tensor in _tensors(content, path, file).items()
     }

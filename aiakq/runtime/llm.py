@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aiakq.arguments.server import keywords, notices
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError, error, first_line
 from aiakq.runtime.build.loading import load_engine
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
@@ -28,6 +28,7 @@ from aiakq.runtime.text.output_processor import OutputProcessor, truncated
 from aiakq.runtime.text.tokenizer import is_panic
 
 Result = TypeVar("Result")
+_Encoded = TypeVar("_Encoded")
 
 
 class LLM(PoolingMethods):
@@ -148,21 +149,17 @@ class LLM(PoolingMethods):
             hint = "Set add_generation_prompt=False."
             raise error("usage", reason="continue_final_message goes without a generation prompt.", hint=hint)
         conversations = _conversations_of(messages)
-        prompts = [
-            self.tokenizer.chat_prompt(
-                conversation,
-                chat_template,
-                tools,
-                add_generation_prompt,
-                chat_template_content_format,
-                continue_final_message,
-                chat_template_kwargs,
-            )
-            for conversation in conversations
-        ]
-        # The template already contains the special tokens.
-        read = [self._encoded(prompt, add_special_tokens=False) for prompt in prompts]
-        params, options = self._params_for(prompts, sampling_params), self._options(prompts, priority, lora_request)
+        arguments = (
+            chat_template,
+            tools,
+            add_generation_prompt,
+            chat_template_content_format,
+            continue_final_message,
+            chat_template_kwargs,
+        )
+        read = [self._tokenized(self.tokenizer.chat_tokens, each, *arguments) for each in conversations]
+        texts = [text for text, _ in read]
+        params, options = self._params_for(texts, sampling_params), self._options(texts, priority, lora_request)
         return self._run(self._requests(read, params, options), RequestOutputBuilder, use_tqdm)
 
     def _params_for(
@@ -210,16 +207,20 @@ class LLM(PoolingMethods):
             return self._encoded(prompt)
         return None, list(prompt)
 
-    def _encoded(self, prompt: str, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:
+    def _encoded(self, prompt: str) -> tuple[str | None, list[int]]:
+        return prompt, self._tokenized(self.tokenizer.encode, prompt)
+
+    @staticmethod
+    def _tokenized(encode: Callable[..., _Encoded], *arguments: Any) -> _Encoded:
+        """Call a function of the tokenizer. Raises ``tokenization`` for failures outside the registry."""
         try:
-            return prompt, self.tokenizer.encode(prompt, add_special_tokens)
+            return encode(*arguments)
         except AiakqError:
             raise
         except BaseException as failure:
             if not isinstance(failure, Exception) and not is_panic(failure):
                 raise
-            reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
-            raise error("tokenization", reason=reason) from failure
+            raise error("tokenization", reason=first_line(failure)) from failure
 
     def _options(
         self,

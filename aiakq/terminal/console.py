@@ -104,9 +104,24 @@ def is_animated() -> bool:
     return _is_terminal(_Stderr()) and os.environ.get("TERM") not in _DUMB
 
 
+#: The console with a line that moves, which alone can print above it.
+_animated: Console | None = None
+
+
 def err() -> Console:
-    """Return a console on the current stderr."""
-    return _console(_Stderr(), PIPE_WIDTH)
+    """Return a console on the current stderr: the one with an animation, if there is one."""
+    return _animated or _console(_Stderr(), PIPE_WIDTH)
+
+
+@contextlib.contextmanager
+def animated() -> Iterator[Console]:
+    """Return the console for an animation; what is printed while the context is open appears above it."""
+    global _animated
+    before, _animated = _animated, err()
+    try:
+        yield _animated
+    finally:
+        _animated = before
 
 
 def out() -> Console:
@@ -141,7 +156,7 @@ def waiting(text: str) -> Iterator[None]:
         note(text)
         yield
         return
-    with err().status(plain(text)):
+    with animated() as console, console.status(plain(text)):
         yield
 
 
@@ -349,6 +364,7 @@ class ProgressBars:
     def __init__(self, title: str) -> None:
         self._title = title
         self._console = err()
+        self._open = contextlib.ExitStack()
         self._stage: str | None = None
         self._started = self._printed = self._last = time.monotonic()
         self._bars: Progress | None = None
@@ -358,6 +374,7 @@ class ProgressBars:
         if is_animated():
             from rich import progress as rich_progress
 
+            self._console = self._open.enter_context(animated())
             self._bars = rich_progress.Progress(
                 rich_progress.TextColumn("{task.description:<10}"),
                 rich_progress.BarColumn(bar_width=20),
@@ -374,6 +391,7 @@ class ProgressBars:
     ) -> None:
         if self._bars is not None:
             self._bars.stop()
+        self._open.close()
 
     def update(self, stage: str, done: int, total: int, detail: str = "") -> None:
         """``done`` of ``total`` steps of ``stage`` are finished; ``detail`` names the current one."""

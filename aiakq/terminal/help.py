@@ -18,18 +18,20 @@ from aiakq.terminal.console import out
 _LABEL_WIDTH = 24
 #: Longer lines are hard to read.
 _MAX_WIDTH = 140
-#: Footer of every command's page.
+#: Footer of every command's page, with one of its options.
 _SOURCES = (
-    "Options can also be set by environment variables (AIAKQ_SEED=1 is --seed 1) and in the file of --config. The "
-    "command line comes first, then the environment, then the file."
+    "Options can also be set by environment variables (AIAKQ_{variable}={value} is {flag} {value}) and in the file of "
+    "--config. The command line comes first, then the environment, then the file."
 )
+#: Options that make good examples, and a value.
+_EXAMPLES = {"--seed": "1", "--device": "cpu", "--port": "8000", "--revision": "main", "--to": "gptq"}
 
 
 class Command(typer.core.TyperCommand):
     """A command with this module's help page."""
 
     def format_help(self, ctx: object, formatter: object) -> None:
-        _print_help(self, ctx, _SOURCES)
+        _print_help(self, ctx, _sources(self.get_params(ctx)))  # type: ignore[arg-type]
 
 
 class PlainCommand(typer.core.TyperCommand):
@@ -44,6 +46,17 @@ class Group(typer.core.TyperGroup):
 
     def format_help(self, ctx: object, formatter: object) -> None:
         _print_help(self, ctx, self.epilog)
+
+
+def _sources(parameters: Iterable[Any]) -> str | None:
+    """Return the footer, with an option that the command has; None for a command without options that take a value."""
+    flags = {flag for each in parameters if not getattr(each, "is_flag", False) for flag in each.opts}
+    flag = next((flag for flag in _EXAMPLES if flag in flags), None)
+    flag = flag or min((each for each in flags - {"--config"} if each.startswith("--")), default=None)
+    if flag is None:
+        return None
+    variable = flag.removeprefix("--").replace("-", "_").upper()
+    return _SOURCES.format(variable=variable, flag=flag, value=_EXAMPLES.get(flag, "VALUE"))
 
 
 def _print_help(command: Any, ctx: object, epilog: str | None) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from aiakq.terminal import console
-from aiakq.terminal.console import err, facts, line, plain, seconds
+from aiakq.terminal.console import facts, line, plain, seconds
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -23,10 +24,11 @@ class ServerLog:
         self._started = time.monotonic()
         self._phases: list[ServerEvent] = []
         self._status: Status | None = None
+        self._open = contextlib.ExitStack()
 
     def __enter__(self) -> ServerLog:
         if console.is_animated():
-            self._status = err().status(f"loading {plain(self._model or '')}")
+            self._status = self._open.enter_context(console.animated()).status(f"loading {plain(self._model or '')}")
             self._status.start()
         return self
 
@@ -39,6 +41,7 @@ class ServerLog:
         if self._status is not None:
             self._status.stop()
             self._status = None
+            self._open.close()
 
     def event(self, event: ServerEvent) -> None:
         """Show one event. May be called from any thread."""

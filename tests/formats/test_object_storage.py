@@ -136,3 +136,9 @@ def test_names_that_are_no_plain_files_are_left_out(storage, tmp_path):
         storage.pipe_file(f"/bucket/odd/{name}", b"{}")
     folder = resolve_model("s3://bucket/odd", cache=str(tmp_path), weights="none")
     assert {path.name for path in folder.iterdir()} - {".lock", ".fetched.json"} == {"config.json"}
+
+
+def test_a_scheme_alone_names_no_folder():
+    for name in ("s3://", "gs:///"):
+        with pytest.raises(AiakqError, match="it names no folder"):
+            check_model_name(name)

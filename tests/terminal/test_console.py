@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiakq.terminal import console
+from aiakq.terminal.server_log import ServerLog
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,15 @@ def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
         bars.update("blocks", 3, 10, "[bold]layer")
     shown = capsys.readouterr().err
     assert "━" in shown and "3/10" in shown and "[bold]layer" in shown
+
+
+def test_notes_during_an_animation_are_printed_by_its_console(monkeypatch):
+    """Another console would print on the line that moves."""
+    monkeypatch.setattr(console, "is_animated", lambda: True)
+    for animation in (console.waiting("loading"), console.ProgressBars("quantize"), ServerLog("model")):
+        with animation:
+            assert console.err() is console.err()
+        assert console.err() is not console.err()
 
 
 @pytest.mark.parametrize(

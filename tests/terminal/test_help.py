@@ -106,3 +106,10 @@ def test_a_command_without_words_shows_its_page(process):
 
 def test_version(process):
     assert process("--version").out == f"aiakq {package.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["inspect"], ["convert"], ["serve"], ["bench", "latency"]])
+def test_the_footer_names_an_option_of_the_command(process, words):
+    page = " ".join(process(*words, "--help").out.split())
+    flag = page.rpartition(" is --")[2].partition(" ")[0]
+    assert f"--{flag}" in page.partition("Options can also be set")[0]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from aiakq.formats.made_folder import MISTRAL, source_of
 from aiakq.formats.mistral.params import PARAMS
 
 #: The files of weights, and their index.
@@ -37,3 +38,14 @@ def tokenizer_file(folder: Path) -> Path | None:
     if found:
         return folder / found[max(found)]
     return folder / "tokenizer.model" if "tokenizer.model" in names else None
+
+
+def has_only_mistral_tokenizer(folder: Path) -> bool:
+    """Whether the folder has a tokenizer in Mistral's format, and none in Hugging Face's.
+
+    A tokenizer.model without a version counts as the latter, except in a folder with Mistral's config.
+    """
+    others = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
+    if any((folder / name).exists() for name in others) or (file := tokenizer_file(folder)) is None:
+        return False
+    return file.name != "tokenizer.model" or source_of(folder, MISTRAL) is not None

@@ -22,11 +22,13 @@ from aiakq.data.rows import Document, RowOptions
 from aiakq.data.tokens import render_documents, tokenize
 from aiakq.errors import AiakqError
 from aiakq.evaluation.wording import counted
+from aiakq.formats.mistral.choice import has_only_mistral_tokenizer
 from aiakq.formats.model_folder import check_files
 from aiakq.quantizers.calibration.padding import PaddingIds, parts
 from aiakq.quantizers.calibration.token_ids import read_token_file, read_token_ids
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.paths import TOKENS_HINT, is_path
+from aiakq.runtime.text.mistral_tokenizer import MistralTokenizer
 from aiakq.runtime.text.tokenizer import Tokenizer, is_panic
 from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
 from aiakq.runtime.text.tokenizer_files import has_tokenizer
@@ -117,6 +119,8 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> object:
 
     if not has_tokenizer(folder):
         return None
+    if has_only_mistral_tokenizer(folder):
+        return MistralTokenizer.of(folder).hf
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from aiakq.errors import error
+from aiakq.errors import error, first_line
 from aiakq.kernels.ops.sharded import ShardedOps
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory
@@ -109,8 +109,7 @@ def load_within_memory(
     except Exception as failure:
         if not is_out_of_memory(failure):
             raise
-        reason = (str(failure).strip().splitlines() or ["an allocation failed"])[0][:200].rstrip(".")
-        raise error("out_of_memory", reason=reason) from failure
+        raise error("out_of_memory", reason=first_line(failure, "an allocation failed")[:200]) from failure
 
 
 def _text_part_only(left_out: Collection[str]) -> str:

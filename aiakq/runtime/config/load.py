@@ -11,6 +11,8 @@ from aiakq.arguments.engine import EngineArguments, LoadArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.hub import resolve_model
+from aiakq.formats.made_folder import MISTRAL, source_of
+from aiakq.formats.mistral.folder import mistral_folder
 from aiakq.formats.model_folder import check_files
 from aiakq.formats.separate_head import separate_head
 from aiakq.runtime.config.model import ModelConfig
@@ -47,8 +49,15 @@ class LoadConfig(LoadArguments):
             raise error("usage", reason="No model is given.", hint="Name a folder or a hub model with --model.")
         threads = read_threads(args.load_format, args.model_loader_extra_config or {})
         weights = _WEIGHTS.get(args.load_format, args.load_format)
+        if args.config_format == "mistral" and weights != "none":
+            weights = "mistral"
+        _check_formats(args)
         cache, ignore = args.download_dir, args.ignore_patterns
         path = resolve_model(args.model, args.revision, cache, weights, ignore, args.hf_token)
+        if args.config_format == "mistral" and source_of(path, MISTRAL) is None:
+            path = mistral_folder(path, with_weights=False)
+        if args.config_format == "hf" and (source := source_of(path, MISTRAL)) is not None:
+            raise error("model_incomplete", path=str(source), missing="config.json is missing")
         check_files(path)
         own = {"path": path, "mapped": threads == 1, "read_threads": threads}
         return LoadConfig(**part_of(LoadConfig, args) | own)
@@ -70,6 +79,19 @@ class LoadConfig(LoadArguments):
         except AiakqError:
             return model  # loading the folder will report the error
         return replace(model, tie_word_embeddings=False, stored_head=head) if head else model
+
+
+def _check_formats(args: EngineArguments) -> None:
+    """Raise ``option_conflict`` for files of weights that do not belong to the config."""
+    others = ("pt", "gguf") if args.config_format == "mistral" else ("mistral",)
+    if args.config_format != "auto" and args.load_format in others:
+        raise error(
+            "option_conflict",
+            option=f"--load-format {args.load_format}",
+            other=f"--config-format {args.config_format}",
+            reason="the tensors have the names and the order of the format of the config",
+            hint="Leave one of them out.",
+        )
 
 
 def read_threads(load_format: str, extra: Mapping[str, object]) -> int:

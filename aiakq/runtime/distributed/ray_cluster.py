@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiakq.errors import error
+from aiakq.errors import error, first_line
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -94,8 +94,7 @@ def _join(ray: Any) -> None:
             local = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
             ray.init(address="local", _node_ip_address="127.0.0.1", **local, **quiet)
     except Exception as failure:
-        reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
-        raise error("ray_unavailable", reason=f"{address}: {reason}") from failure
+        raise error("ray_unavailable", reason=f"{address}: {first_line(failure)}") from failure
 
 
 class Placement:

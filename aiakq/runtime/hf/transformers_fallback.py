@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aiakq.errors import AiakqError
+from aiakq.errors import AiakqError, first_line
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.attention import PagedAttention
 from aiakq.kernels.ops.linear import ROW_MULTIPLE
@@ -326,7 +326,7 @@ def _one_sentence(config: EngineConfig) -> Iterator[None]:
     except Exception as problem:
         if is_out_of_memory(problem):
             raise
-        first = (str(problem).strip().splitlines() or [""])[0][:200]
+        first = first_line(problem)[:200]
         if isinstance(problem, KeyError) and _PREFIX in first:  # the model looks up attention in its own table
             raise unsupported(config, _NOT_REPLACEABLE) from None
         raise unsupported(config, f"transformers raises {type(problem).__name__}: {first}") from None

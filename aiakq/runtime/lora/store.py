@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from aiakq.errors import AiakqError, error, one_line
+from aiakq.errors import AiakqError, error, first_line, one_line
 from aiakq.runtime.lora.adapter_folder import LoraWeights, open_adapter
 from aiakq.runtime.lora.layers import AdaptableLayers, PreparedAdapter
 from aiakq.runtime.lora.staging import AdapterStaging
@@ -93,7 +93,7 @@ class AdapterStore:
                 prepared = self.staging.take(new.adapter.key)
                 self.nbytes[new.slot] = self._layers.load(new.slot, prepared)
             except (AiakqError, MemoryError) as failure:
-                reason = str(failure).strip().splitlines()[0] if str(failure).strip() else "there is no memory for it"
+                reason = first_line(failure, "there is no memory for it")
         if reason is not None:
             self._layers.unload(new.slot)
             self._failures[new.adapter.key] = reason

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError, error, first_line
 from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.message_forms import (
     INSTRUCTING,
@@ -304,7 +304,7 @@ def check_compiles(text: str, source: str) -> None:
         _compile_jinja_template(text.lstrip(BYTE_ORDER_MARK))
     except TemplateError as failure:
         line = getattr(failure, "lineno", None)
-        reason = (str(failure.message or failure).strip().splitlines() or ["it does not compile"])[0].rstrip(".")
+        reason = first_line(str(failure.message or failure), "it does not compile")
         where = "" if line is None else f"line {line}: "
         raise error("template_unusable", source=source, reason=f"{where}{reason[:200]}") from None
     except (RecursionError, SyntaxError, ValueError, TypeError, OverflowError) as failure:
@@ -347,8 +347,7 @@ def check_chat_arguments(content_format: str, kwargs: Mapping[str, object]) -> N
 
 def as_template_error(failure: Exception) -> AiakqError:
     """Return what a template raised as the error ``chat_template``."""
-    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
-    return error("chat_template", reason=reason[:200])
+    return error("chat_template", reason=first_line(failure)[:200])
 
 
 def _shows_names(tools: Sequence[object], text: str) -> bool:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from aiakq.errors import AiakqError
+from aiakq.errors import AiakqError, first_line
 from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.system.memory import limit_more_memory
 
@@ -77,8 +77,7 @@ def main() -> None:
                 answer = _checked(text, conversation)
         except Exception as problem:
             reason = problem.fields.get("reason", problem.message) if isinstance(problem, AiakqError) else str(problem)
-            first = (str(reason).strip().splitlines() or [type(problem).__name__])[0]
-            answer["problem"] = first.rstrip(".")[:300]
+            answer["problem"] = first_line(str(reason), type(problem).__name__)[:300]
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
         if "problem" in answer:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiakq.errors import error
+from aiakq.errors import error, first_line
 from aiakq.runtime.protocol.unicode_text import has_surrogates
 
 #: Type of a part with text -> the field of its text.
@@ -205,8 +205,7 @@ def _described_tool(tool: object, path: str) -> dict[str, object]:
         json.dumps(described)
         return described
     except Exception as failure:  # its own exceptions, and those of annotations
-        lines = str(failure).strip().splitlines() or [type(failure).__name__]
-        reason = f"the function cannot be described: {lines[0].rstrip('.!')[:200]}"
+        reason = f"the function cannot be described: {first_line(failure).rstrip('.!')[:200]}"
         raise error("invalid_type", param=path, reason=reason) from failure
 
 

@@ -20,6 +20,11 @@ _CHARACTER_OF = {byte: character for character, byte in _BYTE_CHARACTERS.items()
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
+def spelled_bytes(text: bytes) -> str:
+    """Return bytes as byte-level vocabularies spell them, a character for each."""
+    return "".join(_CHARACTER_OF[byte] for byte in text)
+
+
 @dataclass(frozen=True)
 class TokenSpelling:
     """How a vocabulary encodes the bytes of its tokens.
@@ -60,7 +65,7 @@ class TokenSpelling:
     def spelled(self, text: str) -> str:
         """Return ``text`` in the encoding of the vocabulary."""
         if self.byte_level:
-            return "".join(_CHARACTER_OF[byte] for byte in text.encode())
+            return spelled_bytes(text.encode())
         for pattern, content in self.replaced:
             text = text.replace(content, pattern) if content else text
         return text

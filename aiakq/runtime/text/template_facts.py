@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from aiakq.errors import first_line
 from aiakq.runtime.text.message_forms import CALL_FORMS, INSTRUCTING, CallForm, message_forms
 from aiakq.runtime.text.turn_probes import FILLER_TOOL, TurnProbes
 
@@ -177,8 +178,7 @@ def _reason_of(raised: Sequence[Exception]) -> tuple[str, bool]:
 
     refusals = [each for each in raised if type(each) is TemplateError]
     first = next(iter(refusals or raised))
-    reason = (str(first).strip().splitlines() or [type(first).__name__])[0].rstrip(".")
-    return reason[:200], bool(refusals)
+    return first_line(first)[:200], bool(refusals)
 
 
 class _Probe:

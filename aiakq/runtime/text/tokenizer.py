@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.choice import missing_tokenizer
 from aiakq.formats.hub import resolve_model
+from aiakq.formats.mistral.choice import has_only_mistral_tokenizer
 from aiakq.formats.model_folder import check_files, read_json
 from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.spelling import TokenSpelling
+from aiakq.runtime.text.tokenizer_extension import extended_tokenizer
 from aiakq.runtime.text.tokenizer_files import (
     LOCAL_CONFIG,
     check_encoding,
@@ -39,7 +40,7 @@ class TokenizerSource:
     """The source of a tokenizer.
 
     folder     folder with the tokenizer's files.
-    mode       auto, or slow for transformers' Python tokenizers.
+    mode       auto; hf: never in Mistral's format; slow: transformers' Python tokenizers; mistral.
     extension  Python file named by the operator, whose ``get_tokenizer(folder)`` creates the tokenizer.
     left_out   whether to run without a tokenizer: token ids in, token ids out.
     """
@@ -75,8 +76,12 @@ class TokenizerSource:
         """Load it. Raises ``model_malformed`` for unreadable files, ``tokenizer_extension`` if its code fails."""
         if self.left_out:
             return NoTokenizer()
-        if self.extension is not None:
-            return Tokenizer(_extended(self.extension, self.folder), compiled=False)
+        if self.extension:
+            return Tokenizer(extended_tokenizer(self.extension, self.folder), compiled=False)
+        if self.mode == "mistral" or (self.mode == "auto" and has_only_mistral_tokenizer(Path(self.folder))):
+            from aiakq.runtime.text.mistral_tokenizer import MistralTokenizer
+
+            return MistralTokenizer.of(Path(self.folder))
         return Tokenizer.load(self.folder, self.trust_remote_code, self.mode)
 
 
@@ -85,9 +90,11 @@ class Tokenizer:
 
     hf               the transformers tokenizer.
     unused_template  a sentence about a template of the model that is not used, or "".
+    encodes_chats    whether conversations become ids by ``chat_ids``, not as the text of a template.
     """
 
     unused_template = ""
+    encodes_chats = False
 
     def __init__(self, hf: Any, compiled: bool = True, settings: Mapping[str, object] | None = None) -> None:
         """
@@ -318,6 +325,22 @@ class Tokenizer:
             raise as_template_error(failure) from failure
         return prompt
 
+    def chat_tokens(self, messages: list[dict[str, object]], *arguments: Any, **values: Any) -> tuple[str, list[int]]:
+        """Return the text of ``chat_prompt`` and its ids. The text already contains the special tokens."""
+        text = self.chat_prompt(messages, *arguments, **values)
+        return text, self.encode(text, add_special_tokens=False)
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> list[int]:
+        """Return the ids of a conversation, if ``encodes_chats``; see MistralTokenizer."""
+        raise NotImplementedError
+
+    def check_takes_template(self, option: str) -> None:
+        """Raise ``option_conflict`` if no chat template can replace the tokenizer's own."""
+        if self.encodes_chats:
+            other, hint = "a tokenizer in Mistral's format", "Leave it out, or set --tokenizer-mode hf."
+            reason = "mistral-common encodes conversations, without a template"
+            raise error("option_conflict", option=option, other=other, reason=reason, hint=hint)
+
     def prepare_chat(self) -> None:
         """Check the model's own template, which otherwise happens with the first conversation. Raises as that."""
         if _renders_as_transformers(self.hf):
@@ -426,23 +449,3 @@ def _config_of_any_model(folder: Path) -> object:
     config._name_or_path = str(folder)
     config.model_type = read_json(folder / "config.json", "config.json").get("model_type") or ""
     return config
-
-
-def _extended(path: str, folder: str) -> object:
-    """Return the tokenizer created by the operator's Python file. Raises ``tokenizer_extension``."""
-    spec = importlib.util.spec_from_file_location("aiakq_tokenizer_extension", path)
-    if spec is None or spec.loader is None:
-        raise error("tokenizer_extension", path=path, reason="it is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        made = module.get_tokenizer(folder)
-    except Exception as failure:
-        reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
-        raise error("tokenizer_extension", path=path, reason=reason.rstrip(".")) from failure
-    lacking = [name for name in ("encode", "decode") if not callable(getattr(made, name, None))]
-    if lacking:
-        raise error(
-            "tokenizer_extension", path=path, reason=f"the object that get_tokenizer returns has no {lacking[0]}"
-        )
-    return made

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError, error, first_line
 from aiakq.formats.model_folder import read_file, read_json
 from aiakq.runtime.text.tokenizer_files import has_tokenizer, wrong_encodings
 from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER
@@ -39,8 +39,7 @@ def why_unreadable(folder: Path, failure: BaseException) -> AiakqError:
                 return problem
     if vocabulary := _of_vocabulary(folder):
         return vocabulary
-    said = str(failure).strip()
-    reason = said.splitlines()[0].rstrip(".") if said else type(failure).__name__
+    reason = first_line(failure)
     if isinstance(failure, KeyError):
         reason = f"it has no {reason}"
     if unknown := _UNKNOWN_PART.search(reason):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.formats.mistral.choice import tokenizer_file
 from aiakq.formats.model_folder import open_file, read_file, read_json, template_files, vocabulary_files
 
 #: Any of these may be all that a tokenizer has.
@@ -175,7 +176,7 @@ def has_tokenizer(folder: Path) -> bool:
     """Whether a model folder has files of a tokenizer."""
     if any((folder / name).is_file() for name in (*_VOCABULARIES, "tokenizer_config.json")):
         return True
-    return bool(vocabulary_files(folder))
+    return bool(vocabulary_files(folder)) or tokenizer_file(folder) is not None
 
 
 #: Keys that transformers adds to a tokenizer's configuration, with the location of its files.

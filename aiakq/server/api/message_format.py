@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from aiakq.arguments.server import ServerArguments
-from aiakq.errors import AiakqError, error
+from aiakq.errors import AiakqError, error, first_line
 from aiakq.registry import Registry
 from aiakq.runtime.protocol.thought_budget import configured_marks
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
@@ -150,7 +150,7 @@ def _own_parsers(option: str, path: str, base: type[ToolParser] | type[Reasoning
         spec.loader.exec_module(module)
         return dict(getattr(module, table))
     except Exception as failure:
-        reason = f"{type(failure).__name__}: {failure}".splitlines()[0].rstrip(".")
+        reason = first_line(f"{type(failure).__name__}: {failure}")
         expected = f"a file of parsers ({reason})"
         raise error("bad_option", option=option, value=path, expected=expected, hint=hint) from failure
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from aiakq.errors import AiakqError, error, one_line
+from aiakq.errors import AiakqError, error, first_line, one_line
 from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
@@ -112,6 +112,8 @@ def _load(setup: Setup) -> tuple[Tokenizer, _Templates, Loaded]:
     loaded.pad_token_id = pad if type(pad) is int else None
     loaded.pads_left = getattr(tokenizer.hf, "padding_side", "right") == "left"
     hf, templates = tokenizer.hf, _Templates()
+    if setup.chat_template:
+        tokenizer.check_takes_template("--chat-template")
     if hasattr(hf, "get_chat_template") and (setup.chat_template or tokenizer.has_chat_template):
         templates = _load_templates(setup, tokenizer, loaded)
     loaded.unused_template = "" if setup.chat_template else tokenizer.unused_template
@@ -154,6 +156,8 @@ def _load_templates(setup: Setup, tokenizer: Tokenizer, loaded: Loaded) -> _Temp
         found.append(template)
         loaded.template_failures.append(failure)
         loaded.template_facts.append(None if template is None else template.facts)
+    if tokenizer.encodes_chats:  # nothing renders the template
+        loaded.template_failures = [None, None]
     loaded.tools_template = next((template.text for template in reversed(found) if template is not None), "")
     return _Templates(*found)
 
@@ -337,8 +341,7 @@ class _Worker:
             except AiakqError as exception:
                 frame = framed(TextReply(request.number, error=Failure.of(exception)))
             except BaseException as exception:  # templates can raise anything, and tokenizers in Rust can panic
-                first = (str(exception).strip().splitlines() or [type(exception).__name__])[0]
-                frame = framed(TextReply(request.number, failure=first.rstrip(".")[:200], failed=part))
+                frame = framed(TextReply(request.number, failure=first_line(exception)[:200], failed=part))
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
             # From here on the request cannot be dropped, so that no partial frame is sent.
@@ -358,6 +361,11 @@ class _Worker:
             reply = self._compile(request)
             reply.seconds = time.process_time() - began
             return reply
+        if request.messages is not None and self._tokenizer.encodes_chats:
+            begin("template", MAX_SECONDS + MAX_SECONDS_PER_CHAR * size_of(request), MAX_TEMPLATE_BYTES)
+            ids = self._tokenizer.chat_ids(request.messages, request.arguments)
+            request.texts = [self._tokenizer.decode(ids, skip_special_tokens=False)]
+            return self._process(request, [ids])
         if request.messages is not None:
             begin("template", MAX_SECONDS, MAX_TEMPLATE_BYTES)
             request.texts = [self._render(request)]
@@ -395,8 +403,8 @@ class _Worker:
             raise ValueError(f"its text is longer than {self._max_chars} characters")
         return text
 
-    def _process(self, request: TextRequest) -> TextReply:
-        """Tokenize or detokenize."""
+    def _process(self, request: TextRequest, ids: list[list[int]] | None = None) -> TextReply:
+        """Tokenize or detokenize; ``ids``: those of the texts, if they are known."""
         tokenizer, reply = self._tokenizer, TextReply(request.number)
         if request.token_ids is not None:
             reply.text = tokenizer.decode(request.token_ids, request.skip_special_tokens)
@@ -410,7 +418,8 @@ class _Worker:
         reply.num_chars = max(lengths, default=0)
         if request.max_chars is not None and reply.num_chars > request.max_chars:
             return reply
-        ids = [tokenizer.encode(text, request.add_special_tokens) for text in request.texts]
+        if ids is None:
+            ids = [tokenizer.encode(text, request.add_special_tokens) for text in request.texts]
         ids += [tokenizer.encode_pair(*pair) for pair in request.pairs]
         reply.counts = [len(each) for each in ids]
         if request.as_json:
