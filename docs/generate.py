@@ -1,7 +1,8 @@
 """Write the pages that come from code: ``make docs``.
 
 docs/arguments.md, errors.md, formats.md and routes.md are read in the repository and committed; tests/test_docs.py
-fails when one is not what this would write. docs/cli.md, docs/modules.md and the manual page are built and not committed.
+fails when one is not what this would write. docs/cli.md, docs/modules.md and the manual page are built and not
+committed.
 """
 
 from __future__ import annotations
