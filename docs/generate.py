@@ -1,7 +1,8 @@
 """Write the pages that come from code: ``make docs``.
 
-docs/arguments.md, errors.md and routes.md are read in the repository and committed; tests/test_docs.py fails when one
-is not what this would write. docs/cli.md, docs/modules.md and the manual page are built and not committed.
+docs/arguments.md, errors.md, formats.md and routes.md are read in the repository and committed; tests/test_docs.py
+fails when one is not what this would write. docs/cli.md, docs/modules.md and the manual page are built and not
+committed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from aiakq.server.api.unsupported_fields import IGNORED_FIELDS, UNSUPPORTED_FIEL
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))
 
+from format_page import formats_page  # noqa: E402
 from manual import COMMAND_NAMES, manual_page  # noqa: E402 - beside this file, wherever it is run from
 
 _GROUPS = {
@@ -358,6 +360,7 @@ def _names(names: Iterable[str]) -> str:
 COMMITTED = {
     "arguments.md": arguments_page,
     "errors.md": errors_page,
+    "formats.md": formats_page,
     "routes.md": routes_page,
     "../examples/deploy/kubernetes/monitoring/alerts.yaml": alert_rules,
 }

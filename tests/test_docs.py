@@ -22,6 +22,17 @@ def _generator():
     return module
 
 
+def test_every_format_is_in_the_table_of_formats():
+    _generator()  # its folder is then on the path
+    import format_page
+
+    from aiakq.formats import FORMATS
+
+    assert {row.format for row in format_page.ROWS} == set(
+        FORMATS.built_in if hasattr(FORMATS, "built_in") else FORMATS
+    )
+
+
 @pytest.mark.parametrize("name", _generator().COMMITTED)
 def test_generated_pages_are_current(name):
     assert (ROOT / "docs" / name).read_text() == _generator().COMMITTED[name](), "run make docs"

@@ -125,9 +125,13 @@ def plan(
     bits, group_size  those of the output; None: the source's.
     lossy             whether what cannot be stored as it is may be rounded again.
 
-    Raises ``conversion_inexact`` with the first obstacle and its remedy, and ``layer_shape``.
+    Raises ``conversion_inexact`` with the first obstacle and its remedy.
     """
     target = ConversionPlan(name, source, {})
+    for linear in linears:
+        if problem := _float_problem(linear.layer, bits, group_size, lossy):
+            reason, hint = problem
+            raise error("conversion_inexact", layer=linear.name, to=name, reason=reason, hint=hint)
     has_zeros = bool(getattr(formats.load(name), "ZERO_POINTS", False))
     if not _holds_exceptions(name, source, linears) and group_size is None:
         group_size = _common_group(linears, target)
@@ -135,7 +139,7 @@ def plan(
         if any(table in linear.name.rpartition(".")[2] for table in _TABLES):
             raise inexact(linear.name, name, "readers of such files expect embeddings as floats", lossy=False)
         wanted = replace(
-            linear.layer,
+            linear.layer if bits is None or not _holds_floats(linear.layer) else LayerSpec(8, linear.layer.group_size),
             bits=bits or linear.layer.bits,
             group_size=linear.layer.group_size if group_size is None else group_size,
             symmetric=linear.layer.symmetric and not (has_zeros and linear.layer.float8 is None),
@@ -148,7 +152,11 @@ def plan(
                 raise inexact(linear.name, name, reason, _holding(linears, source))
             target.changed[linear.name] = reason
         if problem := formats.shape_problem(spec_of(name, layer, source), linear.n, linear.k):
-            raise error("layer_shape", layer=linear.name, n=linear.n, k=linear.k, reason=problem)
+            shape = f"it has {linear.n} outputs and {linear.k} inputs, and {problem}"
+            hint = (
+                "Use --to compressed-tensors, which takes any shape, or another --group-size if that is the obstacle."
+            )
+            raise error("conversion_inexact", layer=linear.name, to=name, reason=shape, hint=hint)
         target.layers[linear.name] = layer
     widened = sum(target.layers[each.name].bits > each.layer.bits for each in linears)
     if widened and bits is None:
@@ -156,6 +164,26 @@ def plan(
     if not _holds_exceptions(name, source, linears):
         _unify(target)
     return target
+
+
+def _holds_floats(layer: LayerSpec) -> bool:
+    return layer.float8 is not None or layer.table is not None
+
+
+def _float_problem(layer: LayerSpec, bits: int | None, group_size: int | None, lossy: bool) -> tuple[str, str] | None:
+    """Return why the codes of ``layer``, which are floats or indices, cannot have these bits and groups, and the
+    remedy; None if they can, or if weights are rounded to integers.
+    """
+    if not _holds_floats(layer):
+        return None
+    kind = f"{layer.bits}-bit floats" if layer.float8 is not None else f"indices of the table {layer.table}"
+    if bits is not None and not lossy:
+        reason = f"its codes are {kind}, and --bits {bits} makes integers of them"
+        return reason, "Leave --bits away, or add --lossy, which reports the error of every layer."
+    if bits is None and layer.scale_type is not None and group_size not in (None, layer.group_size):
+        reason = f"its {kind} share a scale in {layer.scale_type} in groups of {layer.group_size}, not {group_size}"
+        return reason, f"Leave --group-size away, or add --bits {layer.bits} --lossy, which makes integers of them."
+    return None
 
 
 def _fitting(name: str, wanted: LayerSpec, source: QuantSpec) -> tuple[LayerSpec | None, str]:

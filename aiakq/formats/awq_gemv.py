@@ -61,6 +61,8 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
 
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
     """Return why a linear with N outputs and K inputs cannot be written, or None."""
+    if spec.group_size > 0 and k % spec.group_size and k > spec.group_size:
+        return f"these AWQ files hold whole groups of {spec.group_size} inputs"
     return "these AWQ files hold multiples of 8 inputs" if k % 8 else None
 
 

@@ -67,6 +67,8 @@ def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
     """Return why a linear with N outputs and K inputs cannot be written, or None."""
     if n % _ROWS or k % _COLUMNS:
         return f"these AWQ files hold multiples of {_ROWS} outputs and {_COLUMNS} inputs"
+    if spec.group_size > 0 and k % spec.group_size and k > spec.group_size:
+        return f"these AWQ files hold whole groups of {spec.group_size} inputs"
     return None
 
 

@@ -25,7 +25,7 @@ from aiakq.spec import QuantSpec
 #: ``quant_method`` -> module.
 DIALECTS: Registry[formats.Dialect] = Registry(
     "aiakq.config_dialects",
-    {"auto-round": "aiakq.formats.auto_round"},
+    {"auto-round": "aiakq.formats.auto_round", "quark": "aiakq.formats.quark"},
 )
 
 #: Valid names of methods. The file is untrusted, and the name is displayed.

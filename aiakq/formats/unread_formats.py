@@ -11,21 +11,21 @@ from aiakq.spec import QuantSpec
 
 #: ``quant_method`` -> what such a checkpoint is.
 METHODS = {
-    "gptq_marlin_24": "its weights are repacked for the Marlin kernel; use the checkpoint from before that",
+    "gptq_marlin_24": "its sparse weights are repacked for the Marlin kernel; use the checkpoint from before that",
     "bitblas": "its weights are repacked for BitBLAS; use the checkpoint from before that",
     "exl2": "its weights are packed for ExLlamaV2",
     "exl3": "its weights are packed for ExLlamaV3",
     "gptq_p": "its weights are cut into bit planes (gptq_p); export it as gptq or gptq_v2",
-    "qqq": "QQQ, 4-bit weights with 8-bit activations",
+    "qqq": "QQQ, 4-bit weights that are repacked for its kernel; use a W4A8 version by llm-compressor, or GPTQ",
     "deepseek_v4_fp8": "FP8 weights with experts in FP4",
     "nvfp4": "NVFP4",
     "mxfp4": "MXFP4, which is read for GPT-OSS only",
     "gpt_oss_mxfp4": "MXFP4, which is read for GPT-OSS only",
     "mxfp8": "MXFP8",
-    "quark": "AMD Quark",
-    "torchao": "torchao",
-    "aqlm": "AQLM",
-    "vptq": "VPTQ",
+    "torchao": "torchao, whose tensors only the version that wrote them can take apart; load the model with it, "
+    "dequantize it and save it as floats",
+    "aqlm": "AQLM, whose weights are sums of vectors from code books; use the original model or another version",
+    "vptq": "VPTQ, whose weights are vectors from code books; use the original model or another version",
     "eetq": "EETQ",
     "higgs": "HIGGS",
     "bitnet": "BitNet",
@@ -34,7 +34,7 @@ METHODS = {
     "sinq": "SINQ",
     "paroquant": "ParoQuant",
     "quip": "QuIP#",
-    "squeezellm": "SqueezeLLM",
+    "squeezellm": "SqueezeLLM, with a table per output and sparse outliers; use the original model or another version",
     "fouroversix": "NVFP4 of Four Over Six",
 }
 

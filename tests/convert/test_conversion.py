@@ -276,3 +276,36 @@ def test_gpt2_is_written_as_it_is_published(tiny_model: Callable[..., Path], tmp
     name = "transformer.h.0.attn.c_attn.weight"
     found, wanted = ours.tensor(name), theirs.tensor(name).float()
     assert found.shape == wanted.shape and float((found - wanted).norm() / wanted.norm()) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "options", "said"),
+    [
+        ("lc-nvfp4", "compressed-tensors", {"bits": 8}, "--bits 8 makes integers of them. Leave --bits away"),
+        ("lc-mxfp4", "compressed-tensors", {"group_size": 64, "lossy": True}, "in groups of 32, not 64. Leave"),
+        (
+            "hqq-4bit",
+            "awq_gemv",
+            {"group_size": 40, "lossy": True},
+            "96 inputs, and these AWQ files hold whole groups of 40",
+        ),
+        (
+            "hqq-4bit",
+            "awq_gemv_fast",
+            {"lossy": True},
+            "multiples of 4 outputs and 64 inputs. Use --to compressed-tensors",
+        ),
+    ],
+)
+def test_what_bits_groups_and_shapes_cannot_be_is_said(
+    source: str, to: str, options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AiakqError) as caught:
+        convert(FIXTURES / source, tmp_path / "out", to, **options)
+    assert caught.value.id == "conversion_inexact" and said in str(caught.value)
+
+
+def test_bits_of_floats_become_those_of_integers(tmp_path: Path) -> None:
+    convert(FIXTURES / "lc-mxfp4", tmp_path / "out", "compressed-tensors", bits=4, group_size=64, lossy=True)
+    written = Checkpoint.open(tmp_path / "out").spec
+    assert written is not None and (written.scheme, written.group_size) == ("w4a16", 64)

@@ -191,15 +191,12 @@ def test_damaged_headers(tmp_path: Path, data: st.DataObject, name: str) -> None
 
 @pytest.fixture(scope="module")
 def linears() -> dict[str, dict[str, torch.Tensor]]:
-    prefix = "model.layers.0.self_attn.k_proj."
-    return {
-        name: {
-            full.removeprefix(prefix): tensor
-            for full, tensor in load_file(FIXTURES / name / "model.safetensors").items()
-            if full.startswith(prefix)
-        }
-        for name in NAMES
-    }
+    def of_first(name: str) -> dict[str, torch.Tensor]:
+        prefix = "transformer.h.0.attn.c_attn." if "gpt2" in name else "model.layers.0.self_attn.k_proj."
+        tensors = load_file(FIXTURES / name / "model.safetensors")
+        return {full.removeprefix(prefix): each for full, each in tensors.items() if full.startswith(prefix)}
+
+    return {name: of_first(name) for name in NAMES}
 
 
 @quick

@@ -28,6 +28,9 @@ class _NoTensors:
     def locate(self, name: str) -> str | None:
         return None
 
+    def locate_linear(self, name: str) -> str | None:
+        return None
+
 
 def check_weights_fit(config: EngineConfig, host_ranks: int = 1) -> None:
     """Raise ``weights_too_large`` if the weights exceed the memory that is free.
