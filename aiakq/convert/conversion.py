@@ -25,7 +25,6 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.model_folder import some_of
 from aiakq.formats.output_folder import check_output
-from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
 #: Bytes of tensors that are held until they are written to disk.
@@ -174,7 +173,7 @@ class _Conversion:
             elif prefix not in done:
                 done.add(prefix)
                 weight = checkpoint.read_linear(prefix)
-                self.has_perm = self.has_perm or (isinstance(weight, QWeight) and weight.perm is not None)
+                self.has_perm = self.has_perm or getattr(weight, "perm", None) is not None
                 tensors, entry = converter.convert(prefix, weight)
                 self.report.layers.append(entry)
                 yield prefix, {f"{prefix}.{suffix}": tensor for suffix, tensor in tensors.items()}

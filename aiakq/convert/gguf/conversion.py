@@ -17,26 +17,29 @@ from torch import Tensor
 
 import aiakq
 from aiakq.arguments.convert import ConvertArguments
-from aiakq.convert.gguf.blocks import NO_ROUNDING
-from aiakq.convert.gguf.file_types import FILE_TYPES, FileType, commonest, file_type, fitting, kinds_for, stays_float
-from aiakq.convert.gguf.metadata import check_keys, model_keys, rotated_width, window_note
-from aiakq.convert.gguf.rotary import rope_tensors
+from aiakq.convert.gguf.file_types import (
+    FILE_TYPES,
+    FileType,
+    commonest,
+    file_type,
+    fitting,
+    is_blocks,
+    kinds_for,
+    stays_float,
+)
+from aiakq.convert.gguf.metadata import check_keys, factor_tensors, model_keys, window_note
+from aiakq.convert.gguf.proof import check_file
 from aiakq.convert.gguf.source import SourceModel
 from aiakq.convert.gguf.vocabulary import vocabulary_keys
-from aiakq.convert.report import ConversionReport, LayerConversion
+from aiakq.convert.report import ConversionReport
 from aiakq.convert.tensors import check_tensors
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.gguf.encoding import ENCODERS
-from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf.writing import WrittenTensor, write_gguf
-from aiakq.formats.gguf_model.tensors import ModelTensors
 from aiakq.formats.model_folder import PARTIAL_MARK, some_of
 from aiakq.runtime.config.model import ModelConfig
 
 OnProgress = Callable[[str, int, int, str], None]
-#: Largest relative error of a tensor that rounding may cause: a larger one means that something else is wrong.
-_LARGEST_ERROR = 0.5
 _SUFFIX = ".gguf"
 
 
@@ -94,8 +97,7 @@ class _Conversion:
         self.kinds = self._kinds(wanted)
         matrices = [self.kinds[name] for name, tensor in source.tensors.items() if len(tensor.shape) > 1]
         self.type = wanted or commonest(matrices)
-        width = rotated_width(source.family, model)
-        self.factors = rope_tensors(model, width) if source.family.rotary else {}
+        self.factors = factor_tensors(model)
         self.keys, notes = self._metadata()
         shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
         shapes |= {name: tuple(tensor.shape) for name, tensor in self.factors.items()}
@@ -128,7 +130,7 @@ class _Conversion:
                 continue
             elif wanted is None:
                 chosen = own.pop() if len(own) == 1 else "F32"
-                whole = tensor.is_rows or chosen not in ENCODERS
+                whole = tensor.is_rows or not is_blocks(chosen)
                 kinds[name] = fitting(chosen, tensor.shape[-1]) if whole else "F32"
             elif packed and own == {wanted.kind}:
                 kinds[name] = wanted.kind  # exact, where llama-quantize would take more bits
@@ -142,7 +144,7 @@ class _Conversion:
         architecture = {"general.architecture": source.architecture}
         general = {**source.general(), "general.file_type": self.type.number}
         general["general.quantized_by"] = f"aiakq {aiakq.__version__}"
-        if any(kind in ENCODERS for kind in self.kinds.values()):
+        if any(map(is_blocks, self.kinds.values())):
             general["general.quantization_version"] = 2
         return {**architecture, **general, **self.model_keys, **tokenizer}, notes
 
@@ -150,11 +152,11 @@ class _Conversion:
         source, report = self.source, self.report
         with _partial(self.output) as partial:
             report.bytes_after = write_gguf(partial, self.keys, self._tensors())
-            self._check(partial)
+            report.layers += check_file(partial, source, self.kinds, self.config, self.progress)
             if changed := source.checkpoint.changed_files():
                 raise error("source_changed", path=str(source.checkpoint.named_path), files=some_of(changed))
             report.bytes_before = source.checkpoint.nbytes
-            if freed := sum(NO_ROUNDING in change for change in source.changes.values()):
+            if freed := source.num_freed:
                 report.notes.append(
                     f"The source rounds the activations of {freed} layers as its scheme says; programs that read the "
                     "file round them in their own way, or not at all."
@@ -180,66 +182,6 @@ class _Conversion:
             blocks = lambda name=name, number=number: contents(name, number)  # noqa: E731
             made[name] = WrittenTensor(self.kinds[name], tensor.shape, blocks)
         return made
-
-    # --- the proof ----------------------------------------------------------------------------------------------------
-
-    def _check(self, path: Path) -> None:
-        """Open the file as a reader does and compare every tensor with the checkpoint's; complete the report.
-
-        Raises ``not_as_written``.
-        """
-        source, file = self.source, GGUFFile.open(path)
-        try:
-            tensors = ModelTensors.of(file, self.config)
-            wanted = {part.name for tensor in source.tensors.values() for part in tensor.parts}
-            for name in sorted(wanted ^ tensors.inventory.keys()):
-                raise error("not_as_written", layer=name)
-            kinds = {part.name: self.kinds[name] for name, each in source.tensors.items() for part in each.parts}
-            for number, name in enumerate(wanted := sorted(wanted)):
-                self.progress("check", number, len(wanted), name)
-                self._compare(name, kinds[name], read_as_floats(tensors, name))
-        finally:
-            file.close()
-
-    def _compare(self, name: str, kind: str, found: Tensor) -> None:
-        source = self.source
-        values = source.dense(name).float()
-        if found.shape != values.shape:
-            raise error("not_as_written", layer=name)
-        change, relative, largest = source.changes.get(name, ""), 0.0, 0.0
-        if not torch.equal(found, values):
-            gap = (found - values).double()
-            norm = float(values.double().square().sum())
-            relative = (float(gap.square().sum()) / norm) ** 0.5 if norm else float("inf")
-            largest = float(gap.abs().max())
-        exact = name in source.linears and not change and kind in ENCODERS
-        if relative > _LARGEST_ERROR or (exact and largest):
-            raise error("not_as_written", layer=name)
-        if largest and not change:
-            change = f"rounded to {kind}"
-        if values.dim() > 1 or largest:
-            n, k = (values.shape[0], values.numel() // values.shape[0])
-            before = self._before(name)
-            layer = name.removesuffix(".weight")
-            self.report.layers.append(LayerConversion(layer, n, k, before, kind, relative, largest, change))
-
-    def _before(self, name: str) -> str:
-        linear = self.source.linears.get(name)
-        return (
-            self.source.own_kind(name) if linear is None else self.source.checkpoint.linear_spec(linear.name).describe()
-        )
-
-
-def read_as_floats(tensors: ModelTensors, name: str) -> Tensor:
-    """Return a tensor of a file in float32, decoded if it is packed."""
-    from aiakq.formats.gguf.decoding import read_floats
-    from aiakq.formats.gguf.kinds import KINDS, NUMBERS
-    from aiakq.formats.gguf_model.tensors import BlockInfo
-
-    info, value = tensors.inventory[name], tensors.read(name)
-    if isinstance(info, BlockInfo):
-        return read_floats(value, KINDS[NUMBERS[info.dtype]], name)
-    return value.float()
 
 
 @contextmanager

@@ -146,3 +146,8 @@ def commonest(kinds: Iterable[str]) -> FileType:
         counts[kind] = counts.get(kind, 0) + 1
     most = max(counts, key=lambda kind: counts[kind], default="F32")
     return next((each for each in FILE_TYPES.values() if each.kind == most), FILE_TYPES["F32"])
+
+
+def is_blocks(kind: str) -> bool:
+    """Whether a kind is one of blocks that are written, not of floats."""
+    return kind in ENCODERS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 from torch import Tensor
 
-from aiakq.convert.gguf.rotary import effective_rope, full_rope, rope_keys
+from aiakq.convert.gguf.rotary import effective_rope, full_rope, rope_keys, rope_tensors
 from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf_model import FAMILIES, config_of
 from aiakq.formats.gguf_model.family import EPSILONS, GGUFFamily, Shapes
@@ -143,6 +143,12 @@ def model_keys(model: ModelConfig) -> dict[str, object]:
 def rotated_width(family: GGUFFamily, model: ModelConfig) -> int:
     """Return the number of elements of a head, of which ``partial_rotary_factor`` are rotated."""
     return int(model.raw["qk_rope_head_dim"]) if family.latent else model.head_dim
+
+
+def factor_tensors(model: ModelConfig) -> dict[str, Tensor]:
+    """Return the tensors of rotary factors of a file, by name."""
+    family = FAMILIES[family_for(model)]
+    return rope_tensors(model, rotated_width(family, model)) if family.rotary else {}
 
 
 def _window_keys(name: str, model: ModelConfig) -> dict[str, object]:

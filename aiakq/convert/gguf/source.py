@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from aiakq.convert import plan as plans
-from aiakq.convert.gguf.blocks import own_kind, rows_of_blocks
+from aiakq.convert.gguf.blocks import NO_ROUNDING, own_kind, rows_of_blocks
 from aiakq.convert.gguf.metadata import family_for
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.formats.dequantized import is_transposed
 from aiakq.formats.gguf.encoding import encode
-from aiakq.formats.gguf_model import FAMILIES
-from aiakq.formats.gguf_model.family import GGUFFamily
-from aiakq.formats.gguf_model.tensors import BlockInfo
+from aiakq.formats.gguf_model import FAMILIES, GGUFFamily
 from aiakq.formats.gguf_model.written import FileTensor, file_tensors
 from aiakq.formats.left_out import beside_model, is_cache_scale, is_computed, prediction_layers
 from aiakq.formats.model_folder import some_of
@@ -163,9 +161,8 @@ class SourceModel:
         linear = self.linears.get(name)
         if linear is None:
             return encode(self.dense(name), kind, name)
-        info = self.checkpoint.inventory.get(name)
-        if isinstance(info, BlockInfo) and info.dtype == kind:
-            return self.checkpoint.tensor(name)
+        if linear.layer.blocks == kind:
+            return self.checkpoint.tensor(f"{linear.name}.weight")
         rows, change = rows_of_blocks(self._weight(linear), kind, linear.name, self.lossy)
         if change:
             self.changes[name] = change
@@ -189,9 +186,10 @@ class SourceModel:
         width = values.shape[-1]
         return encode(values.reshape(-1, width).to(torch.float32), kind, name)
 
-    def close(self) -> None:
-        """Close the files of the checkpoint."""
-        self.checkpoint.close()
+    @property
+    def num_freed(self) -> int:
+        """Number of linears whose activations are no longer rounded."""
+        return sum(NO_ROUNDING in change for change in self.changes.values())
 
     def general(self) -> dict[str, Any]:
         """Return what describes the model: name and licence."""
