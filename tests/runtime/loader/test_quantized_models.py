@@ -31,7 +31,7 @@ def quantized(example_model, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["awq", "gptq", "smooth_quant", "weight_only_int8"])
 def test_logits_are_those_of_transformers(method, quantized, example_model, heldout_text):
     pytest.importorskip("gptqmodel" if method in ("awq", "gptq") else "compressed_tensors")
     from transformers import AutoModelForCausalLM
