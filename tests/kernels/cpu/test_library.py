@@ -63,7 +63,8 @@ def test_a_struct_that_python_would_lay_out_differently_is_refused(description, 
 def test_constants_that_python_restates_are_the_librarys(native):
     constants = native.constants
     assert [constants[name] for name in ("EXACT", "BLOCKS", "ROWS")] == [library.EXACT, library.BLOCKS, library.ROWS]
-    types = {"FLOAT32": torch.float32, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16, "UINT8": torch.uint8}
+    types = {"FLOAT32": torch.float32, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16}
+    types |= {"UINT8": torch.uint8, "INT8": torch.int8}
     assert {dtype: constants[name] for name, dtype in types.items()} == library.TYPES
     assert constants["INT8"] == attention.CACHE_TYPES[torch.int8]
     assert [constants[name.upper()] for name in activation.FUNCTIONS] == list(range(len(activation.FUNCTIONS)))
