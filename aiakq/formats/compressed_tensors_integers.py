@@ -173,7 +173,7 @@ def read_int8(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWei
     scales = _rows(scales, n, name)
     groups = scales.shape[1]
     group_size = derive_group_size(k, groups, spec.group_size, "weight_scale", name)
-    bits = spec.bits if spec.bits in SCHEME_BITS.values() else 8
+    bits = spec.bits if spec.activation_bits and spec.bits in SCHEME_BITS.values() else 8
     half = 1 << (bits - 1)
     low, high = int(weight.min()), int(weight.max())
     if low < -half or high >= half:

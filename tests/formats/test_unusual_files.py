@@ -192,12 +192,12 @@ def test_an_input_order_of_weights_that_are_not_packed_is_refused(dtype: torch.d
 
 
 @pytest.mark.parametrize("changes", [{"weight_scale": torch.ones(64, 3)}, {"weight_zero_point": torch.ones(64, 1)}])
-def test_unsupported_w8a8_schemes_are_refused(changes: dict[str, torch.Tensor]) -> None:
+def test_w8a8_that_no_kernel_has_is_rounded_before_one(changes: dict[str, torch.Tensor]) -> None:
     tensors = {"weight": torch.ones(64, 96, dtype=torch.int8), "weight_scale": torch.ones(64, 1)}
     tensors |= {name: tensor.to(torch.int8) if "zero" in name else tensor for name, tensor in changes.items()}
-    with pytest.raises(AiakqError) as caught:
-        compressed_tensors.read(tensors, spec_of("compressed-tensors", 8, activation_bits=8), "x")
-    assert caught.value.id == "format_unsupported"
+    read = compressed_tensors.read(tensors, spec_of("compressed-tensors", 8, activation_bits=8), "x")
+    inner = read.without_rounding()
+    assert (read.scheme, read.rounding.elements) == ("w8a8", "int8") and inner is not None and inner.scheme == "w8a16"
 
 
 # --- scales of zero ---------------------------------------------------------------------------------------------------
