@@ -263,7 +263,7 @@ def test_numbers_may_have_suffixes(text, number):
         ({"seed": True}, "an integer"),
         ({"rope_theta": float("nan")}, "at least 1"),
         ({"scheduling_policy": "random"}, "one of fcfs, priority"),
-        ({"tokenizer_mode": "mistral"}, "one of auto, slow"),
+        ({"tokenizer_mode": "other"}, "one of auto, hf, slow, mistral"),
     ],
     ids=str,
 )

@@ -60,7 +60,7 @@ class Params:
         self._read.add(key)
         return self.values.get(key)
 
-    def object(self, key: str) -> Params | None:
+    def part(self, key: str) -> Params | None:
         """Return an object; None if it is missing or empty. Raises ``model_malformed``."""
         value = self.get(key, OBJECT, None)
         return Params(value, f"{self.where}{key}.") if value else None
@@ -160,7 +160,7 @@ def _windows(params: Params, layers: int) -> tuple[int | None, list[str] | None]
 
 def _experts(params: Params, window: int | None) -> dict[str, Any]:
     """Return what config.json says of a mixture of experts, Mixtral's; nothing for other models."""
-    moe = params.object("moe")
+    moe = params.part("moe")
     if moe is None:
         return {}
     if moe.get("num_shared_experts", COUNT, 0) or moe.raw("first_k_dense_replace"):
@@ -182,7 +182,7 @@ def _rope(params: Params, window: int | None, kinds: list[str] | None) -> dict[s
     if theta is None:
         raise unsupported(f"{PARAMS} has no rope_theta, for which programs assume different numbers; add it")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(theta)}
-    yarn, scaling = params.object("yarn"), params.object("llama_4_scaling")
+    yarn, scaling = params.part("yarn"), params.part("llama_4_scaling")
     if yarn is not None:
         rope |= {
             "rope_type": "yarn",

@@ -41,7 +41,7 @@ RULES: tuple[Rule, ...] = (
         "--load-format",
         "load-format",
         mapped(
-            {kind: kind for kind in ("auto", "safetensors", "pt", "gguf", "runai_streamer", "dummy")}
+            {kind: kind for kind in ("auto", "safetensors", "pt", "gguf", "mistral", "runai_streamer", "dummy")}
             | {"npcache": "pt", "hf": "auto", "bitsandbytes": "auto"}
             | {"fastsafetensors": "safetensors", "instanttensor": "safetensors"},
             _LOADERS,
@@ -54,8 +54,8 @@ RULES: tuple[Rule, ...] = (
         "--tokenizer-mode",
         "tokenizer-mode",
         mapped(
-            {"auto": "auto", "slow": "slow", "hf": "auto", "fastokens": "auto"},
-            "tokenizers are read from the files of transformers (tokenizer.json)",
+            {"auto": "auto", "slow": "slow", "hf": "hf", "mistral": "mistral", "fastokens": "auto"},
+            "a Python file can make any tokenizer, with --tokenizer-extension-path",
         ),
     ),
     *ignored("all methods are maintained", "allow-deprecated-quantization?"),
