@@ -41,7 +41,7 @@ class NativeEmbedding:
 
     @classmethod
     def of_linear(cls, linear: Structure, tensors: Sequence[Tensor], dtype: torch.dtype) -> NativeEmbedding:
-        """Return a lookup that decodes rows of the weight of a quantized product, which points to ``tensors``."""
+        """Return a lookup of rows of the weight [V, D] of a quantized product, which points to ``tensors``."""
         lookup = cls(tensors[0], linear.n, linear.k, False, dtype)
         lookup.op.linear, lookup.memory = ctypes.addressof(linear), (linear, *tensors)
         return lookup

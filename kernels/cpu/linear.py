@@ -112,8 +112,8 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     op.table = address(table)
     op.source = None if identity else address(source)
     op.bias, op.input_scale = address(bias), address(scale)
-    pointed_to = (packed, scales, zeros, offsets, scale_steps, offset_steps, table, bias, scale)
-    pointed_to += (None if identity else source,)
+    steps, ordered = (scale_steps, offset_steps), None if identity else source
+    pointed_to = (packed, scales, zeros, offsets, *steps, table, ordered, bias, scale)
     return NativeLinear(op, [tensor for tensor in pointed_to if tensor is not None])
 
 

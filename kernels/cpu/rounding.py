@@ -10,7 +10,7 @@ from aiakq.kernels.cpu.library import TYPES
 
 
 def supports(weight: Tensor) -> bool:
-    """Whether this implementation rounds ``weight``, a tensor of any shape."""
+    """Whether this implementation rounds ``weight`` [N, K]."""
     floats = weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
     return weight.device.type == "cpu" and floats and library.unavailable() is None
 

@@ -75,7 +75,7 @@ def _divided(rows: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def narrow(values: Tensor) -> Tensor:
-    """Return float32 ``values`` of any shape in the 16-bit dtype that holds them all, else as they are."""
+    """Return float32 ``values`` [...] in the 16-bit dtype that holds them all, else as they are."""
     for dtype in (torch.float16, torch.bfloat16) if values.dtype == torch.float32 else ():
         smaller = values.to(dtype)
         if torch.equal(smaller.float(), values):
