@@ -29,7 +29,7 @@ from aiakq.convert.gguf.file_types import (
 )
 from aiakq.convert.gguf.metadata import check_keys, factor_tensors, model_keys, window_note
 from aiakq.convert.gguf.proof import check_file
-from aiakq.convert.gguf.source import SourceModel
+from aiakq.convert.gguf.source import GGUFSource
 from aiakq.convert.gguf.vocabulary import vocabulary_keys
 from aiakq.convert.report import ConversionReport
 from aiakq.convert.tensors import check_tensors
@@ -58,7 +58,7 @@ def convert_to_gguf(arguments: ConvertArguments, progress: OnProgress = lambda *
     try:
         output = _checked_output(arguments, checkpoint)
         check_tensors(checkpoint, checkpoint)
-        source = SourceModel(checkpoint, ModelConfig.from_hf(checkpoint.config), arguments.lossy)
+        source = GGUFSource(checkpoint, ModelConfig.from_hf(checkpoint.config), arguments.lossy)
         return _Conversion(arguments, source, wanted, output, progress).run(started)
     finally:
         checkpoint.close()
@@ -87,7 +87,7 @@ class _Conversion:
     def __init__(
         self,
         arguments: ConvertArguments,
-        source: SourceModel,
+        source: GGUFSource,
         wanted: FileType | None,
         output: Path,
         progress: OnProgress,

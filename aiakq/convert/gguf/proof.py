@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.convert.gguf.source import SourceModel
+from aiakq.convert.gguf.source import GGUFSource
 from aiakq.convert.report import LayerConversion
 from aiakq.errors import error
 from aiakq.formats.gguf.decoding import read_floats
@@ -24,7 +24,7 @@ _LARGEST_ERROR = 0.5
 
 def check_file(
     path: Path,
-    source: SourceModel,
+    source: GGUFSource,
     kinds: Mapping[str, str],
     config: Mapping[str, Any],
     progress: Callable[[str, int, int, str], None],
@@ -57,7 +57,7 @@ def _floats(tensors: ModelTensors, name: str) -> Tensor:
     return read_floats(value, KINDS[NUMBERS[info.dtype]], name) if isinstance(info, BlockInfo) else value.float()
 
 
-def _compared(source: SourceModel, name: str, kind: str, found: Tensor) -> LayerConversion | None:
+def _compared(source: GGUFSource, name: str, kind: str, found: Tensor) -> LayerConversion | None:
     values = source.dense(name).float()
     if found.shape != values.shape:
         raise error("not_as_written", layer=name)

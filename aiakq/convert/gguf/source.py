@@ -32,7 +32,7 @@ _HEAD = "lm_head."
 
 
 @dataclass
-class SourceModel:
+class GGUFSource:
     """The model of a checkpoint.
 
     changes  tensor of the checkpoint, by its usual name -> what was done to its numbers, filled while they are written.

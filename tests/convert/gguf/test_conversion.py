@@ -216,15 +216,15 @@ def test_a_file_is_replaced_only_if_asked(tiny_model, tmp_path):
 
 
 def test_a_tensor_that_reads_otherwise_is_not_published(tiny_model, tmp_path, monkeypatch):
-    from aiakq.convert.gguf.source import SourceModel
+    from aiakq.convert.gguf.source import GGUFSource
 
-    contents = SourceModel.contents
+    contents = GGUFSource.contents
 
-    def wrong(self: SourceModel, name: str, kind: str) -> torch.Tensor:
+    def wrong(self: GGUFSource, name: str, kind: str) -> torch.Tensor:
         made = contents(self, name, kind)
         return made.flip(0) if "attn_v" in name else made
 
-    monkeypatch.setattr(SourceModel, "contents", wrong)
+    monkeypatch.setattr(GGUFSource, "contents", wrong)
     with pytest.raises(AiakqError) as refused:
         convert(tiny_model("LlamaForCausalLM"), tmp_path / "x.gguf")
     assert refused.value.id == "not_as_written" and not list(tmp_path.iterdir())
