@@ -43,16 +43,16 @@ def as_e4m3(scales: Tensor, reciprocal: bool, unit: float | None = None) -> tupl
     best: tuple[float, Tensor, Tensor] | None = None
     # Quantizers make the largest scale the largest number, so that the first candidate is nearly always the one.
     for number in numbers.flip(0).tolist():
-        for unit in _candidates(number / highest if reciprocal else highest / number):
-            codes = wanted.to(torch.float64) * unit if reciprocal else wanted.to(torch.float64) / unit
+        for tried in _candidates(number / highest if reciprocal else highest / number):
+            codes = wanted.to(torch.float64) * tried if reciprocal else wanted.to(torch.float64) / tried
             codes = codes.clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
             found = codes.to(torch.float32)
-            found = found / unit if reciprocal else found * unit
+            found = found / tried if reciprocal else found * tried
             away = float(((found - wanted).abs() / wanted.abs().clamp(min=torch.finfo(torch.float32).tiny)).max())
             if best is None or away < best[0]:
-                best = away, codes, unit
+                best = away, codes, tried
             if away == 0:
-                return codes, unit.reshape(1)
+                return codes, tried.reshape(1)
         if best is not None and best[0] <= _TOLERANCE:
             break
     if best is None or best[0] > _TOLERANCE:

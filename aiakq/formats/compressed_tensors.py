@@ -189,6 +189,8 @@ def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
         note = (
             "On an NVIDIA GPU; it rounds activations to 4 bits only where the GPU multiplies such numbers (Blackwell)."
         )
+        # transformers was not tried with such files.
+        return Readers(vllm=True, vllm_note=note)
     if set(schemes) == {"w8a16"}:
         note = "On an NVIDIA GPU; vLLM has no kernel for 8-bit weights alone on a CPU."
     return Readers("compressed-tensors", vllm=True, vllm_note=note)

@@ -226,13 +226,10 @@ class QuantizeOptions(QuantizeArguments):
     @property
     def _float8(self) -> Float8 | None:
         """Return how the scales of 8-bit floats are shared: those of llm-compressor's FP8_DYNAMIC, FP8 or FP8_BLOCK."""
-        if self.preset.float8 is None or self.group_size in (None, -1):
-            return replace(self.preset.float8, rows=-1) if self._is_static_float8 else self.preset.float8
+        usual = self.preset.float8
+        if usual is None or self.group_size in (None, -1):
+            return replace(usual, rows=-1) if usual is not None and self.activation_scales == "tensor" else usual
         return Float8(rows=_BLOCK, activation_group=_BLOCK if self.rounded_bits else -1)
-
-    @property
-    def _is_static_float8(self) -> bool:
-        return self.preset.float8 is not None and self.activation_scales == "tensor"
 
 
 def _known_method(name: str) -> str:
