@@ -337,9 +337,8 @@ class Tokenizer:
     def check_takes_template(self, option: str) -> None:
         """Raise ``option_conflict`` if no chat template can replace the tokenizer's own."""
         if self.encodes_chats:
-            other, hint = "a tokenizer in Mistral's format", "Leave it out, or set --tokenizer-mode hf."
-            reason = "mistral-common encodes conversations, without a template"
-            raise error("option_conflict", option=option, other=other, reason=reason, hint=hint)
+            why = {"other": "a tokenizer in Mistral's format", "hint": "Leave it out, or set --tokenizer-mode hf."}
+            raise error("option_conflict", option=option, reason="mistral-common encodes conversations", **why)
 
     def prepare_chat(self) -> None:
         """Check the model's own template, which otherwise happens with the first conversation. Raises as that."""
