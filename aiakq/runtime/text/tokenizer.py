@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,9 +80,9 @@ class TokenizerSource:
         if self.extension:
             return Tokenizer(extended_tokenizer(self.extension, self.folder), compiled=False)
         if self.mode == "mistral" or (self.mode == "auto" and has_only_mistral_tokenizer(Path(self.folder))):
-            from aiakq.runtime.text.mistral_tokenizer import MistralTokenizer
-
-            return MistralTokenizer.of(Path(self.folder))
+            module: Any = importlib.import_module("aiakq.runtime.text.mistral_tokenizer")  # which imports this one
+            tokenizer: Tokenizer = module.MistralTokenizer.of(Path(self.folder))
+            return tokenizer
         return Tokenizer.load(self.folder, self.trust_remote_code, self.mode)
 
 
