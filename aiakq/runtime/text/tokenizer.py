@@ -80,9 +80,8 @@ class TokenizerSource:
         if self.extension:
             return Tokenizer(extended_tokenizer(self.extension, self.folder), compiled=False)
         if self.mode == "mistral" or (self.mode == "auto" and has_only_mistral_tokenizer(Path(self.folder))):
-            module: Any = importlib.import_module("aiakq.runtime.text.mistral_tokenizer")  # which imports this one
-            tokenizer: Tokenizer = module.MistralTokenizer.of(Path(self.folder))
-            return tokenizer
+            module = importlib.import_module("aiakq.runtime.text.mistral_tokenizer")  # which imports this one
+            return module.MistralTokenizer.of(Path(self.folder))  # type: ignore[no-any-return]
         return Tokenizer.load(self.folder, self.trust_remote_code, self.mode)
 
 
