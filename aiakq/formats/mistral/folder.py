@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import error
-from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.made_folder import MISTRAL, made_path, mark_of, write_made
 from aiakq.formats.mistral.choice import WEIGHTS, tokenizer_file
 from aiakq.formats.mistral.params import PARAMS, config_of
-from aiakq.formats.mistral.tensors import MistralTensors
-from aiakq.formats.model_folder import read_file, read_json
+from aiakq.formats.mistral.tensors import hf_names, quantization_config
+from aiakq.formats.model_folder import read_file, read_json, real_path
+from aiakq.formats.safetensors_file import read_header
+from aiakq.formats.shards import consolidated_files
 
 #: Changes whenever the files of a folder would be others.
 _LAYOUT = 1
@@ -28,7 +29,7 @@ def mistral_folder(folder: Path, with_weights: bool = True) -> Path:
 
     with_weights  whether its files of weights are there, which say what is quantized.
 
-    Raises what ``config_of``, ``MistralTensors.of`` and ``Checkpoint.open`` raise, ``model_incomplete`` without a
+    Raises what ``config_of``, ``hf_names`` and ``consolidated_files`` raise, ``model_incomplete`` without a
     params.json, and ``cache_unwritable``.
     """
     folder = folder.resolve()
@@ -49,11 +50,10 @@ def _model_files(folder: Path, tokenizer: Path | None, with_weights: bool) -> di
     config = config_of(params)
     quantization = params.get("quantization")
     if with_weights or quantization:
-        stored = Checkpoint.open(folder, MISTRAL, (), {})
-        try:
-            described = MistralTensors.of(stored, config).quantization_config(quantization)
-        finally:
-            stored.close()
+        stored = [
+            name for file in consolidated_files(folder, ()) for name in read_header(real_path(folder, file), file)
+        ]
+        described = quantization_config(hf_names(stored), quantization)
         if described is not None:
             config["quantization_config"] = described
     files: dict[str, Any] = {}

@@ -7,7 +7,7 @@ are put in the other order when they are read. Everything else is only renamed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,6 +88,42 @@ def halves_order(heads: int, width: int) -> Tensor:
     return torch.arange(heads * width).view(heads, width // 2, 2).transpose(1, 2).reshape(-1)
 
 
+def hf_names(stored: Iterable[str]) -> dict[str, str]:
+    """Return name -> that of the stored tensor. Raises ``mistral_unsupported`` for tensors that such models lack."""
+    names = {name: hf_name(name) for name in stored}
+    if unknown := sorted(name for name, target in names.items() if target is None):
+        raise unsupported(f"the model has tensors that aiakq's Mistral models lack: {some_of(unknown)}")
+    return {str(target): name for name, target in names.items()}
+
+
+def quantization_config(names: Collection[str], quantization: object) -> dict[str, Any] | None:
+    """Return ``quantization_config`` of config.json for what params.json has under ``quantization``.
+
+    names  the tensors of the model.
+
+    Raises ``mistral_unsupported`` for what is unknown.
+    """
+    if not quantization:
+        return None
+    if not isinstance(quantization, Mapping):
+        raise unsupported(f"quantization is {quantization!r:.60}, not an object")
+    method = str(quantization.get("quant_method", "")).lower().replace("_", "-")
+    if method == "compressed-tensors":
+        return {**quantization, "quant_method": method}
+    given = {key: value for key, value in quantization.items() if value is not None}
+    weights, inputs = given.pop("qformat_weight", None), given.pop("qscheme_act", "TENSOR")
+    if weights != "fp8_e4m3" or inputs not in ("TENSOR", "NO_SCALES") or given:
+        raise unsupported(f"the quantization {dict(quantization)!r:.120}")
+    linears = sorted(name.removesuffix(".weight") for name in names if _is_linear(name))
+    plain = [name for name in linears if f"{name}.weight_scale" not in names]
+    return {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic" if inputs == "NO_SCALES" else "static",
+        "weight_block_size": None,
+        "ignored_layers": plain,
+    }
+
+
 class MistralTensors:
     """The tensors of one model.
 
@@ -108,9 +144,6 @@ class MistralTensors:
 
         Raises ``mistral_unsupported`` for tensors that such models lack, ``model_malformed`` for heads of odd size.
         """
-        names = {name: hf_name(name) for name in stored.inventory}
-        if unknown := sorted(name for name, target in names.items() if target is None):
-            raise unsupported(f"the model has tensors that aiakq's Mistral models lack: {some_of(unknown)}")
         width = config["head_dim"]
         if width % 2:
             raise error("model_malformed", file="params.json", reason=f"head_dim is {width}, which is odd")
@@ -118,32 +151,7 @@ class MistralTensors:
             "self_attn.q_proj": halves_order(config["num_attention_heads"], width),
             "self_attn.k_proj": halves_order(config["num_key_value_heads"], width),
         }
-        return cls(stored, {str(target): name for name, target in names.items()}, orders)
-
-    def quantization_config(self, quantization: object) -> dict[str, Any] | None:
-        """Return ``quantization_config`` of config.json for what params.json has under ``quantization``.
-
-        Raises ``mistral_unsupported`` for what is unknown.
-        """
-        if not quantization:
-            return None
-        if not isinstance(quantization, Mapping):
-            raise unsupported(f"quantization is {quantization!r:.60}, not an object")
-        method = str(quantization.get("quant_method", "")).lower().replace("_", "-")
-        if method == "compressed-tensors":
-            return {**quantization, "quant_method": method}
-        given = {key: value for key, value in quantization.items() if value is not None}
-        weights, inputs = given.pop("qformat_weight", None), given.pop("qscheme_act", "TENSOR")
-        if weights != "fp8_e4m3" or inputs not in ("TENSOR", "NO_SCALES") or given:
-            raise unsupported(f"the quantization {dict(quantization)!r:.120}")
-        linears = sorted(name.removesuffix(".weight") for name in self.inventory if _is_linear(name))
-        plain = [name for name in linears if f"{name}.weight_scale" not in self.inventory]
-        return {
-            "quant_method": "fp8",
-            "activation_scheme": "dynamic" if inputs == "NO_SCALES" else "static",
-            "weight_block_size": None,
-            "ignored_layers": plain,
-        }
+        return cls(stored, hf_names(stored.inventory), orders)
 
     @property
     def source(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,9 +80,8 @@ class TokenizerSource:
         if self.extension:
             return Tokenizer(extended_tokenizer(self.extension, self.folder), compiled=False)
         if self.mode == "mistral" or (self.mode == "auto" and has_only_mistral_tokenizer(Path(self.folder))):
-            from aiakq.runtime.text.mistral_tokenizer import MistralTokenizer
-
-            return MistralTokenizer.of(Path(self.folder))
+            module = importlib.import_module("aiakq.runtime.text.mistral_tokenizer")  # which imports this one
+            return module.MistralTokenizer.of(Path(self.folder))  # type: ignore[no-any-return]
         return Tokenizer.load(self.folder, self.trust_remote_code, self.mode)
 
 
@@ -337,9 +337,8 @@ class Tokenizer:
     def check_takes_template(self, option: str) -> None:
         """Raise ``option_conflict`` if no chat template can replace the tokenizer's own."""
         if self.encodes_chats:
-            other, hint = "a tokenizer in Mistral's format", "Leave it out, or set --tokenizer-mode hf."
-            reason = "mistral-common encodes conversations, without a template"
-            raise error("option_conflict", option=option, other=other, reason=reason, hint=hint)
+            why = {"other": "a tokenizer in Mistral's format", "hint": "Leave it out, or set --tokenizer-mode hf."}
+            raise error("option_conflict", option=option, reason="mistral-common encodes conversations", **why)
 
     def prepare_chat(self) -> None:
         """Check the model's own template, which otherwise happens with the first conversation. Raises as that."""

@@ -126,6 +126,12 @@ class TextRequest(msgspec.Struct, tag="request"):
     grammar: Grammar | None = None
     relaxed_schema: str = ""
 
+    def limited(self, ids: list[int]) -> list[int]:
+        """Return as many of the ids of a text as are asked for."""
+        if self.max_ids is None:
+            return ids
+        return ids[: self.max_ids] if self.from_start else ids[-self.max_ids :]
+
 
 class TextReply(msgspec.Struct, tag="reply"):
     """The result, or the ``failure``.

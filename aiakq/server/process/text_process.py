@@ -428,7 +428,7 @@ class _Worker:
             if request.with_token_texts:
                 reply.token_texts_json = msgspec.json.encode(tokenizer.raw_tokens(ids[0]))
         else:
-            reply.token_ids = [_limited(each, request) for each in ids]
+            reply.token_ids = [request.limited(each) for each in ids]
         return reply
 
 
@@ -439,13 +439,6 @@ def _with_piece(id: int, tokenizer: Tokenizer) -> dict[str, object]:
         return {"id": id, "piece": text.decode()}
     except UnicodeDecodeError:
         return {"id": id, "piece": list(text)}
-
-
-def _limited(ids: list[int], request: TextRequest) -> list[int]:
-    """Return as many ids as ``request`` asks for."""
-    if request.max_ids is None:
-        return ids
-    return ids[: request.max_ids] if request.from_start else ids[-request.max_ids :]
 
 
 def _set_limits(seconds: float, num_bytes: int) -> None:
