@@ -46,14 +46,13 @@ _OF_ROWS = ("codes", "scales", "zeros", "offsets", "bias")
 class QWeight:
     """One quantized linear layer, in the canonical layout that every format reads into and writes from.
 
-    The float weight is ``W[n, perm[j]] = (codes[n, j] - zeros[n, j // G]) * scales[n, j // G]``. If codes are floats or
+    Its weight is ``W[n, perm[j]] = (codes[n, j] - zeros[n, j // G]) * scales[n, j // G]``. If codes are floats or
     indices, their values take the place of codes - zeros; with offsets it is ``codes * scales + offsets``.
 
     scheme      a key of SCHEME_BITS.
     codes       [N, K] uint8, each in 0 .. 2**bits - 1, one code per byte (implementations repack them).
     code_type   float8_e4m3fn or float8_e5m2, whose bits the codes are, none of them NaN or infinite; None: integers.
-    table       [2**bits] float32, the values of the codes (schemes lut4a16, lut4a8 and lut4a4, no other); None: they
-                are no indices.
+    table       [2**bits] float32, the values of the codes (schemes lut4a*, no other); None: they are no indices.
     scales      [N, ceil(K / G)] float; may be negative (some tools write signed scales).
     zeros       [N, ceil(K / G)] uint8 or float zero points; None for symmetric weights: 2**(bits - 1).
     offsets     [N, ceil(K / G)] float, which are added after scaling, in place of zero points (GGUF, MLX), or None.
@@ -62,8 +61,7 @@ class QWeight:
     group_size  G; equal to K for one scale per row.
     input_scale scalar float32, the static activation scale (schemes with a8 or a4 only); None means one dynamic scale
                 per token, or what ``rounding`` says.
-    rounding    how activations are rounded (schemes with a8 or a4 only). For w8a8, which is symmetric with one scale
-                per output otherwise, ``is_separate`` allows groups and zero points.
+    rounding    how activations are rounded (schemes with a8 or a4 only).
     rounded     dtype to which the tool that wrote W rounds its elements when it decodes them (bitsandbytes), or None.
     unit        number by which e4m3 numbers are divided to give the scales (NVFP4), if files must keep it, or None.
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.

@@ -129,9 +129,8 @@ def plan(
     """
     target = ConversionPlan(name, source, {})
     for linear in linears:
-        if problem := _float_problem(linear.layer, bits, group_size, lossy):
-            reason, hint = problem
-            raise error("conversion_inexact", layer=linear.name, to=name, reason=reason, hint=hint)
+        if obstacle := _float_problem(linear.layer, bits, group_size, lossy):
+            raise error("conversion_inexact", layer=linear.name, to=name, reason=obstacle[0], hint=obstacle[1])
     has_zeros = bool(getattr(formats.load(name), "ZERO_POINTS", False))
     if not _holds_exceptions(name, source, linears) and group_size is None:
         group_size = _common_group(linears, target)

@@ -20,12 +20,9 @@ from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config, unread_formats
 from aiakq.formats.checks import check_activation_factors, derive_group_size, finite
-from aiakq.formats.foreign_tensors import ForeignTensors
-from aiakq.formats.gguf_model.folder import tensors_of
+from aiakq.formats.foreign_folder import MISTRAL, ForeignTensors, foreign_tensors
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
-from aiakq.formats.made_folder import MISTRAL, source_of
-from aiakq.formats.mistral.tensors import MistralTensors
 from aiakq.formats.model_folder import (
     PARTIAL_MARK,
     check_manifest,
@@ -113,7 +110,9 @@ class Checkpoint:
             config = read_json(folder / "config.json", str(folder / "config.json"))
         if len(config) > _MAX_CONFIG_KEYS:  # config classes of transformers are slow for each key
             raise error("model_malformed", file="config.json", reason=f"it has {len(config)} keys")
-        if (tensors := cls._foreign_tensors(folder, config, ignore)) is not None:
+        if (
+            tensors := foreign_tensors(folder, config, lambda source: cls.open(source, MISTRAL, ignore, {}))
+        ) is not None:
             return cls._of_foreign(folder, tensors, config)
         consolidated = weights == MISTRAL
         shards = consolidated_files(folder, ignore) if consolidated else shard_files(folder, weights, ignore)
@@ -130,13 +129,6 @@ class Checkpoint:
             checkpoint.unread = describe_unread(unread, shards)
             checkpoint.remarks.append(checkpoint.unread)
         return checkpoint
-
-    @classmethod
-    def _foreign_tensors(cls, folder: Path, config: Mapping[str, Any], ignore: Sequence[str]) -> ForeignTensors | None:
-        """Return the tensors of what ``folder`` was made from; None for a folder with its own."""
-        if (source := source_of(folder, MISTRAL)) is not None:
-            return MistralTensors.of(cls.open(source, MISTRAL, ignore, {}), config)
-        return tensors_of(folder, config)
 
     @classmethod
     def _of_foreign(cls, folder: Path, tensors: ForeignTensors, config: Mapping[str, Any]) -> Checkpoint:

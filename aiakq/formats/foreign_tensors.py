@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aiakq.formats.safetensors_file import TensorInfo
+from aiakq.kernels.types import QWeight
 
 
 class ForeignTensors(Protocol):
@@ -35,6 +37,16 @@ class ForeignTensors(Protocol):
 
     def read(self, name: str) -> Tensor:
         """Return a tensor. Raises KeyError for an unknown name, ``model_malformed``, ``not_finite``."""
+
+    def table(self, name: str) -> QWeight | None:
+        """Return a matrix [V, D] of floats as the blocks in which it is stored; None if it is not."""
+
+    def experts(self, name: str) -> Iterator[QWeight] | None:
+        """Yield the linears [N, K] of the experts stacked in a tensor; None if they are not stored as blocks."""
+
+    @property
+    def stacked_weights(self) -> int:
+        """Number of weights of experts that ``experts`` yields."""
 
     def changed_files(self) -> list[str]:
         """Return the files that were written, replaced or removed since they were opened."""

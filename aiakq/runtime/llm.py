@@ -240,7 +240,10 @@ class LLM(PoolingMethods):
         ]
 
     def _requests(
-        self, prompts: list[tuple[str | None, list[int]]], params: list[SamplingParams], options: list[RequestOptions]
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        params: list[SamplingParams],
+        options: list[RequestOptions],
     ) -> list[Request]:
         """Return a request for each prompt. Raises the errors of grammars and of budgets of thoughts."""
         requests = []

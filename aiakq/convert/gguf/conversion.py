@@ -36,6 +36,7 @@ from aiakq.convert.tensors import check_tensors
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.gguf.writing import WrittenTensor, write_gguf
+from aiakq.formats.gguf_model.written import file_of
 from aiakq.formats.model_folder import PARTIAL_MARK, some_of
 from aiakq.runtime.config.model import ModelConfig
 
@@ -71,10 +72,9 @@ def _checked_output(arguments: ConvertArguments, checkpoint: Checkpoint) -> Path
         expected = "the name of a file that ends with .gguf"
         raise error("bad_option", option="DIR", value=arguments.output, expected=expected, hint="")
     if output.exists():
-        files = (
-            [] if checkpoint.gguf is None else [checkpoint.weights_folder / name for name in checkpoint.gguf.file.files]
-        )
-        if any(file.exists() and output.samefile(file) for file in (*files, checkpoint.named_path)):
+        file = file_of(checkpoint.foreign)
+        files = [] if file is None else [checkpoint.weights_folder / name for name in file.files]
+        if any(each.exists() and output.samefile(each) for each in (*files, checkpoint.named_path)):
             raise error("output_is_input", path=str(output))
         if not arguments.overwrite:
             raise error("output_exists", path=str(output))

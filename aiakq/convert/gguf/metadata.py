@@ -136,7 +136,8 @@ def model_keys(model: ModelConfig) -> dict[str, object]:
         if model.raw.get(setting) is not None:
             keys[key] = model.raw[setting]
     keys |= _window_keys(name, model)
-    keys |= _SPECIAL.get(name, lambda model: {})(model)
+    if name in _SPECIAL:
+        keys |= _SPECIAL[name](model)
     return {"general.architecture": name, **{f"{name}.{key}": value for key, value in keys.items()}}
 
 
@@ -183,7 +184,8 @@ def _mpt(model: ModelConfig) -> dict[str, object]:
     attention = model.raw.get("attn_config") or {}
     alibi = float(attention.get("alibi_bias_max", 8)) if attention.get("alibi", True) else 0.0
     clip = attention.get("clip_qkv")
-    return {"attention.max_alibi_bias": alibi} | ({} if clip is None else {"attention.clamp_kqv": float(clip)})
+    keys: dict[str, object] = {"attention.max_alibi_bias": alibi}
+    return keys if clip is None else {**keys, "attention.clamp_kqv": float(clip)}
 
 
 #: Architecture of files -> keys that are no single setting of config.json.
@@ -250,7 +252,8 @@ def _differences(found: ModelConfig, model: ModelConfig) -> list[tuple[str, obje
     if model.raw.get("new_decoder_architecture"):
         settings -= {"multi_query"}  # which Falcon then does not read
     if settings & _ROTATED:
-        pairs.append(("no_rope_layers", *(rotated_layers(side.raw, side.num_layers) for side in (found, model))))
+        ours, theirs = (rotated_layers(side.raw, side.num_layers) for side in (found, model))
+        pairs.append(("no_rope_layers", ours, theirs))
     for name in sorted(settings - _ROTATED):
         value, wanted = found.raw.get(name), model.raw.get(name)
         if name == "attn_config":

@@ -18,8 +18,8 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.formats.dequantized import is_transposed
 from aiakq.formats.gguf.encoding import encode
-from aiakq.formats.gguf_model import FAMILIES, GGUFFamily
-from aiakq.formats.gguf_model.written import FileTensor, file_tensors
+from aiakq.formats.gguf_model import FAMILIES
+from aiakq.formats.gguf_model.written import FileTensor, GGUFFamily, file_of, file_tensors
 from aiakq.formats.left_out import beside_model, is_cache_scale, is_computed, prediction_layers
 from aiakq.formats.model_folder import some_of
 from aiakq.formats.separate_head import separate_head
@@ -133,9 +133,9 @@ class GGUFSource:
 
     def stored_kind(self, name: str) -> str | None:
         """Return the kind of a tensor of the file that the source, a file of the same architecture, holds as it is."""
-        if self.checkpoint.gguf is None:
+        file = file_of(self.checkpoint.foreign)
+        if file is None:
             return None
-        file = self.checkpoint.gguf.file
         found = file.tensors.get(name)
         same = file.metadata.get("general.architecture") == self.architecture
         return found.kind.name if same and found is not None and found.shape == self.tensors[name].shape else None
@@ -171,8 +171,9 @@ class GGUFSource:
     def contents(self, name: str, kind: str) -> Tensor:
         """Return the bytes of a tensor of the file, as ``kind``. Raises what ``rows`` raises."""
         tensor = self.tensors[name]
-        if self.checkpoint.gguf is not None and self.stored_kind(name) == kind:
-            return self.checkpoint.gguf.file.read(name)
+        file = file_of(self.checkpoint.foreign)
+        if file is not None and self.stored_kind(name) == kind:
+            return file.read(name)
         if tensor.is_rows and len(tensor.shape) > 1:
             return tensor.filled(lambda part: self.rows(part, kind))
         packed = [part.name for part in tensor.parts if part.name in self.linears]

@@ -8,6 +8,7 @@ from aiakq.convert.gguf.tokenizer import tokenizer_keys
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.gguf_model.tokenizer import SAMPLING
+from aiakq.formats.gguf_model.written import file_of
 from aiakq.formats.model_folder import read_json
 from aiakq.runtime.text.tokenizer import Tokenizer
 
@@ -23,9 +24,9 @@ def vocabulary_keys(checkpoint: Checkpoint, rows: int) -> tuple[dict[str, object
 
     Raises ``gguf_not_written`` for a tokenizer that such files do not hold, and what ``Tokenizer.load`` raises.
     """
-    if checkpoint.gguf is not None:
+    if (file := file_of(checkpoint.foreign)) is not None:
         kept = ("tokenizer.", _PREFIX)
-        return {key: value for key, value in checkpoint.gguf.file.metadata.items() if key.startswith(kept)}, []
+        return {key: value for key, value in file.metadata.items() if key.startswith(kept)}, []
     path = checkpoint.path / _GENERATION
     generation: dict[str, Any] = read_json(path, _GENERATION) if path.is_file() else {}
     ends = generation.get("eos_token_id", checkpoint.config.get("eos_token_id"))

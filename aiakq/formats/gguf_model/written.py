@@ -13,11 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model.family import GGUFFamily, Shapes
 from aiakq.formats.gguf_model.rules import Original, Plain, Stored
 from aiakq.formats.gguf_model.sources import TensorSource
+from aiakq.formats.gguf_model.tensors import ModelTensors
 
+__all__ = ["FilePart", "FileTensor", "GGUFFamily", "GGUFFile", "file_of", "file_tensors"]
 _SUFFIXES = ("weight", "bias")
+
+
+def file_of(tensors: object) -> GGUFFile | None:
+    """Return the file of a checkpoint's foreign tensors if it is a GGUF file, else None."""
+    return tensors.file if isinstance(tensors, ModelTensors) else None
 
 
 @dataclass(frozen=True)

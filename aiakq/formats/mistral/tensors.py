@@ -180,6 +180,14 @@ class MistralTensors:
             return tensor.view(torch.uint8)[order].view(tensor.dtype)
         return tensor[order]
 
+    def table(self, name: str) -> None:
+        """Return nothing: no matrix is stored as blocks."""
+
+    def experts(self, name: str) -> None:
+        """Return nothing, as ``table``."""
+
+    stacked_weights = 0
+
     def changed_files(self) -> list[str]:
         """Return the files that have changed since they were opened."""
         return self._stored.changed_files()

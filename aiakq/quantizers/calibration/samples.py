@@ -20,18 +20,12 @@ from aiakq.data.documents import read_dataset, read_file, sources
 from aiakq.data.files import HINT, bad
 from aiakq.data.rows import Document, RowOptions
 from aiakq.data.tokens import render_documents, tokenize
-from aiakq.errors import AiakqError
 from aiakq.evaluation.wording import counted
-from aiakq.formats.mistral.choice import has_only_mistral_tokenizer
-from aiakq.formats.model_folder import check_files
+from aiakq.quantizers.calibration.model_tokenizer import load_tokenizer
 from aiakq.quantizers.calibration.padding import PaddingIds, parts
 from aiakq.quantizers.calibration.token_ids import read_token_file, read_token_ids
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.paths import TOKENS_HINT, is_path
-from aiakq.runtime.text.mistral_tokenizer import MistralTokenizer
-from aiakq.runtime.text.tokenizer import Tokenizer, is_panic
-from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
-from aiakq.runtime.text.tokenizer_files import has_tokenizer
 
 __all__ = ["Samples", "load_samples", "load_tokenizer", "pick", "read_token_ids", "title_of"]
 
@@ -109,31 +103,6 @@ def load_samples(
             f"{wanted:,} ({options.samples} x {options.seqlen}) were asked for. Few tokens make poor statistics."
         )
     return samples
-
-
-def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> object:
-    """The folder's tokenizer as transformers loads it, or None if it has none. Raises ``model_malformed``."""
-    import transformers
-
-    check_files(folder)
-
-    if not has_tokenizer(folder):
-        return None
-    if has_only_mistral_tokenizer(folder):
-        return MistralTokenizer.of(folder).hf
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-        Tokenizer(tokenizer).check_growth()
-        return tokenizer
-    except AiakqError:
-        raise
-    except BaseException as problem:
-        if not isinstance(problem, Exception) and not is_panic(problem):
-            raise
-        # Tokenizer code may raise anything; the model itself may still work with token ids.
-        raise why_unreadable(folder, problem) from problem
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

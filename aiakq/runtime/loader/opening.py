@@ -75,7 +75,7 @@ def _is_decoded_on_gpu(config: EngineConfig, checkpoint: Checkpoint) -> bool:
     spec, device = config.spec, config.device.device
     specs = [] if spec is None else [spec.layer, *(layer for _, layer in spec.layers if layer is not None)]
     floats = any(layer.float8 is not None or layer.table is not None for layer in specs)
-    stacked = checkpoint.gguf is not None and checkpoint.gguf.stacked_weights > 0
+    stacked = checkpoint.foreign is not None and checkpoint.foreign.stacked_weights > 0
     return device.type == "cuda" and (floats or stacked or packed_bytes(checkpoint.inventory) > 0)
 
 
@@ -84,8 +84,8 @@ def _expanded(config: EngineConfig, checkpoint: Checkpoint) -> float:
     if config.load.rounds and config.spec is not None:
         return sum(RoundingAtLoad(checkpoint, config.spec).weights().values()) * config.device.dtype.itemsize
     expanded = packed_bytes(checkpoint.inventory) * 2.0 * config.device.dtype.itemsize
-    if checkpoint.gguf is not None:
-        expanded += checkpoint.gguf.stacked_weights * config.device.dtype.itemsize
+    if checkpoint.foreign is not None:
+        expanded += checkpoint.foreign.stacked_weights * config.device.dtype.itemsize
     for prefix in checkpoint.quantized_linears() if config.spec is not None else ():
         # Codes are the largest tensors. If the config is wrong about their width, only this estimate is affected.
         info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)

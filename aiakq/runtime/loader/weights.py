@@ -146,14 +146,14 @@ class CheckpointWeights(LinearBuilder):
     def packed_experts(self, name: str) -> Iterator[QWeight] | None:
         """See Weights."""
         source = self.checkpoint.locate(name)
-        return None if source is None or self.checkpoint.gguf is None else self.checkpoint.gguf.experts(source)
+        return None if source is None or self.checkpoint.foreign is None else self.checkpoint.foreign.experts(source)
 
     def _packed_embedding(
         self, name: str, vocab: int, width: int, tied: bool, bias: Tensor | None
     ) -> tuple[EmbeddingLayer, LinearLayer | None] | None:
         """Return what ``embedding`` returns if a GGUF file holds blocks [V, D] from which the device looks up rows."""
         source = self.checkpoint.locate(name)
-        weight = None if source is None or self.checkpoint.gguf is None else self.checkpoint.gguf.table(source)
+        weight = None if source is None or self.checkpoint.foreign is None else self.checkpoint.foreign.table(source)
         if weight is None:
             return None
         if (weight.n, weight.k) == (vocab, width):

@@ -80,7 +80,7 @@ class MistralTokenizer(Tokenizer):
         from mistral_common.integrations.chat_templates import chat_templates
 
         try:
-            return chat_templates.convert_tokenizer_to_chat_template(self._file)
+            return str(chat_templates.convert_tokenizer_to_chat_template(self._file))
         except (ValueError, AssertionError):
             return ""
 

@@ -14,7 +14,6 @@ from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.choice import missing_tokenizer
 from aiakq.formats.hub import resolve_model
-from aiakq.formats.mistral.choice import has_only_mistral_tokenizer
 from aiakq.formats.model_folder import check_files, read_json
 from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.spelling import TokenSpelling
@@ -23,6 +22,7 @@ from aiakq.runtime.text.tokenizer_files import (
     LOCAL_CONFIG,
     check_encoding,
     check_settings,
+    has_only_mistral_tokenizer,
     plain_value,
     read_settings,
     unused_template,
