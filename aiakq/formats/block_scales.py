@@ -25,16 +25,17 @@ def as_e4m3(scales: Tensor, reciprocal: bool, unit: float | None = None) -> tupl
     """Split scales [N, ng] into e4m3 numbers [N, ng] and their common unit [1] float32.
 
     reciprocal  whether readers divide the numbers by the unit instead of multiplying.
-    unit        the unit to take, by which they are divided; None: any that fits.
+    unit        the unit by which the scales were e4m3 numbers divided, which is taken if it fits, so that linears which
+                servers join keep one that they have in common; None: any that fits.
 
     The result gives these scales again: exactly, or to one rounding in float32 if they were computed the other way
     round. Raises ``tensor_mismatch`` if there is no such unit.
     """
     wanted = scales.to(torch.float32)
-    if unit is not None and reciprocal:
-        given = torch.tensor(unit, device=scales.device)
-        codes = (wanted * given).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-        if torch.equal(codes.to(torch.float32) / given, wanted):
+    if unit is not None:
+        given = torch.tensor(unit if reciprocal else 1 / unit, dtype=torch.float32, device=scales.device)
+        codes, away = _in_units(wanted, given, reciprocal)
+        if away <= _TOLERANCE:
             return codes, given.reshape(1)
     highest = wanted.abs().max().to(torch.float64)
     if not bool(torch.isfinite(highest)) or float(highest) == 0:
@@ -44,11 +45,7 @@ def as_e4m3(scales: Tensor, reciprocal: bool, unit: float | None = None) -> tupl
     # Quantizers make the largest scale the largest number, so that the first candidate is nearly always the one.
     for number in numbers.flip(0).tolist():
         for tried in _candidates(number / highest if reciprocal else highest / number):
-            codes = wanted.to(torch.float64) * tried if reciprocal else wanted.to(torch.float64) / tried
-            codes = codes.clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-            found = codes.to(torch.float32)
-            found = found / tried if reciprocal else found * tried
-            away = float(((found - wanted).abs() / wanted.abs().clamp(min=torch.finfo(torch.float32).tiny)).max())
+            codes, away = _in_units(wanted, tried, reciprocal)
             if best is None or away < best[0]:
                 best = away, codes, tried
             if away == 0:
@@ -58,6 +55,14 @@ def as_e4m3(scales: Tensor, reciprocal: bool, unit: float | None = None) -> tupl
     if best is None or best[0] > _TOLERANCE:
         raise mismatch("linear", "weight has scales that are not e4m3 numbers times one number, which NVFP4 needs")
     return best[1], best[2].reshape(1)
+
+
+def _in_units(wanted: Tensor, unit: Tensor, reciprocal: bool) -> tuple[Tensor, float]:
+    """Return the e4m3 numbers nearest to scales [N, ng] in ``unit``, and the largest relative error of them."""
+    numbers = wanted.to(torch.float64) * unit if reciprocal else wanted.to(torch.float64) / unit
+    codes = numbers.clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
+    found = codes.to(torch.float32) / unit if reciprocal else codes.to(torch.float32) * unit
+    return codes, float(((found - wanted).abs() / wanted.abs().clamp(min=torch.finfo(torch.float32).tiny)).max())
 
 
 def _candidates(unit: Tensor) -> list[Tensor]:

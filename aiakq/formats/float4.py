@@ -98,9 +98,11 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str, names: Float
     allowed = (torch.float8_e4m3fn,) if spec.scale_type == "e4m3" else _E8M0
     stored = need(tensors, names.scales, name, 2, *allowed)
     shaped(stored, (n, expected_groups(spec, k)), names.scales, name)
+    divisor = None
     if spec.scale_type == "e4m3":
         scales, unit = finite(stored.to(torch.float32), names.scales, name), _unit(tensors, names.unit, name)
         scales = finite(scales / unit if names.reciprocal else scales * unit, names.scales, name)
+        divisor = None if unit.is_meta else float(unit) if names.reciprocal else 1 / float(unit)
     else:
         scales = powers(stored, names.scales, name)
     return QWeight(
@@ -112,6 +114,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str, names: Float
         input_scale=_unit(tensors, names.input_unit, name) if spec.static_input else None,
         table=values(),
         rounding=rounding_of(spec, names.reciprocal),
+        unit=divisor,
     )
 
 
