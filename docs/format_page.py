@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from aiakq import formats
+from aiakq.formats.gguf.encoding import ENCODERS
 from aiakq.kernels.cpu import linear as native
 from aiakq.kernels.triton import linear as triton
 from aiakq.kernels.triton import linear_int8 as triton_int8
@@ -108,13 +109,14 @@ ROWS = (
 )
 
 #: Format and scheme -> what transformers and vLLM (both on a CPU), llama.cpp and SGLang did with files of aiakq; empty:
-#: not tried. From docs/quality.md and tests/formats/test_compressed_tensors.py.
+#: not tried. From docs/quality.md, docs/gguf.md and tests/formats/test_compressed_tensors.py.
 _TESTED = {
     ("compressed-tensors", "W8A16"): ("loads", "no kernel on CPUs", "", ""),
     ("compressed-tensors", "W8A8"): ("loads", "loads", "", ""),
     ("compressed-tensors", "W4A16, mixed widths"): ("loads", "", "", ""),
     ("gptq", "W4A16"): ("loads (gptqmodel)", "loads, in 16 bits", "", ""),
     ("awq", "W4A16"): ("loads (gptqmodel)", "loads, in 16 bits", "", ""),
+    ("gguf", "F16, BF16, Q8_0, Q4_0, Q4_K_M"): ("", "", "loads", ""),
 }
 
 
@@ -176,6 +178,9 @@ def _word(reasons: Sequence[str | None], widths: Sequence[int]) -> str:
 
 
 def _written(row: Row) -> str:
+    if row.format == "gguf":
+        kinds = [kind for kind in row.kind.split(", ") if kind in ENCODERS]
+        return "yes" if kinds == row.kind.split(", ") else ", ".join(kinds) or "no"
     module = formats.load(row.format)
     if not hasattr(module, "write"):
         return "no"
