@@ -130,7 +130,7 @@ class Ops(RecurrentOps):
         """
         problem = weight.problem(self.dtype, self.device_type, self.exact, 0)
         _, module = self._select(linear.IMPLEMENTATIONS, problem)
-        if not isinstance(module, linear.LookupKernel) or not module.looks_up_rows(weight, problem):
+        if not isinstance(module, linear.RowLookup) or not module.looks_up_rows(weight, problem):
             return None
         layer = self.linear(weight) if tied else module.prepare(weight, problem)
         assert isinstance(layer, linear.LookupLayer)

@@ -89,7 +89,7 @@ class LookupLayer(Protocol):
 
 
 @runtime_checkable
-class LookupKernel(Protocol):
+class RowLookup(Protocol):
     """A LinearKernel that can look up rows of some weights."""
 
     def looks_up_rows(self, weight: QWeight, problem: LinearProblem) -> bool:
