@@ -103,23 +103,23 @@ def test_linears_stay_packed_and_embeddings_do_not(quantized):
 def test_embeddings_are_there_as_blocks_too(quantized, tmp_path):
     file = quantized("llama", ("Q4_0",))
     checkpoint = Checkpoint.open(gguf_folder(file.path))
-    assert checkpoint.gguf is not None
-    table = checkpoint.gguf.table("model.embed_tokens.weight")
+    assert checkpoint.foreign is not None
+    table = checkpoint.foreign.table("model.embed_tokens.weight")
     assert table is not None
     assert torch.equal(dequantize(table, torch.float32), checkpoint.tensor("model.embed_tokens.weight").float())
-    assert checkpoint.gguf.table("model.norm.weight") is None
+    assert checkpoint.foreign.table("model.norm.weight") is None
     plain = Checkpoint.open(gguf_folder(unpacked("llama", tmp_path)))
-    assert plain.gguf is not None and plain.gguf.table("model.embed_tokens.weight") is None
+    assert plain.foreign is not None and plain.foreign.table("model.embed_tokens.weight") is None
 
 
 @pytest.mark.parametrize("kind", ["MXFP4", "Q8_0"])
 def test_stacked_experts_are_there_as_blocks_with_gates_first(kind, quantized):
     file = quantized("gpt-oss", (kind,))
     checkpoint = Checkpoint.open(gguf_folder(file.path))
-    assert checkpoint.gguf is not None
+    assert checkpoint.foreign is not None
     for name in ("model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"):
         floats = checkpoint.tensor(name).float()
-        packed = checkpoint.gguf.experts(name)
+        packed = checkpoint.foreign.experts(name)
         assert packed is not None
         for each, wanted in zip(packed, floats, strict=True):
             wanted = wanted.T if "down" in name else torch.cat([wanted.T[0::2], wanted.T[1::2]])

@@ -130,7 +130,8 @@ def test_load_format_selects_the_kind_of_file(tiny_model, tmp_path):
     with pytest.raises(AiakqError, match=r"holds no \*\.safetensors"):
         LLM(str(folder), load_format="safetensors")
     assert refusal(folder, load_format="other").id == "bad_option"
-    for kind in ("tensorizer", "sharded_state", "mistral"):
+    assert "params.json is missing" in str(refusal(folder, load_format="mistral"))
+    for kind in ("tensorizer", "sharded_state"):
         assert f"--load-format {kind} is not available: " in str(refusal(folder, load_format=kind))
 
 
