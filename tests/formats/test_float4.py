@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -285,21 +284,6 @@ def test_a_config_and_tensors_that_are_written_mean_the_same(name):
             assert {suffix: tensor.dtype for suffix, tensor in written.items()} == {
                 suffix: tensor.dtype for suffix, tensor in (tensors | {"bias": torch.ones(1)}).items()
             }
-
-
-def test_linears_with_a_common_unit_keep_it_in_other_formats():
-    """vLLM takes one for linears that it joins, however small the largest scale of each is."""
-    spec = quantization_config.read(PUBLISHED["modelopt-a16"].config)
-    tensors, _ = PUBLISHED["modelopt-a16"].store(torch.randn(8, 64, generator=torch.Generator().manual_seed(1)))
-    smaller = tensors | {"weight_scale": (tensors["weight_scale"].float() / 2).to(torch.float8_e4m3fn)}
-    target = quantization_config.read(compressed_tensors.to_config(spec))
-    units = []
-    for stored in (tensors, smaller):
-        weight = formats.load(spec.format).read(stored, spec)
-        written = compressed_tensors.write(weight, target, torch.float32)
-        units.append(written["weight_global_scale"])
-        assert torch.allclose(compressed_tensors.read(written, target).scales, weight.scales, rtol=3e-7, atol=0)
-    assert torch.equal(*units) and math.isclose(float(units[0]), 1 / float(tensors["weight_scale_2"]), rel_tol=1e-6)
 
 
 def test_a_weight_that_is_no_4_bit_float_is_not_written():

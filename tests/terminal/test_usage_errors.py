@@ -41,7 +41,8 @@ GOOD = ["quantize", "-i", "in", "-o", "out", "-quant_type", "awq"]
         (["bench", "latncy"], "There is no command 'bench latncy'. Did you mean latency?"),
         (
             ["frobnicate"],
-            "There are quantize, convert, serve, chat, eval, inspect, translate, collect-env, completion, bench.",
+            "There are quantize, convert, serve, chat, eval, compare, inspect, translate, collect-env, completion, "
+            "bench.",
         ),
         (["quantize"], "-i or --input is missing. Example: aiakq quantize -i MODEL -o DIR -quant_type awq."),
         (["quantize", "-i", "in"], "-o or --output is missing."),

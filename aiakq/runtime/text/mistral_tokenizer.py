@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiakq.errors import AiakqError, error, first_line
 from aiakq.formats.made_folder import MISTRAL, source_of
@@ -22,9 +22,6 @@ from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.message_parts import described_tools, read_messages
 from aiakq.runtime.text.mistral_vocabulary import sentencepiece_tokenizer, tekken_tokenizer
 from aiakq.runtime.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer as CommonTokenizer
 
 #: Ids of calls that every version of these tokenizers takes.
 _CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
@@ -45,7 +42,7 @@ class MistralTokenizer(Tokenizer):
         """Raises ``mistral_common_missing``, ``model_malformed`` for an unreadable file."""
         hf = _wrapper(file)
         super().__init__(hf, compiled=False)
-        self._common: CommonTokenizer = hf.tokenizer
+        self._common: Any = hf.tokenizer
         self._words: Any = self._common.instruct_tokenizer.tokenizer
         self._file = file
         self._backend = _decoder(self._words, file)
