@@ -260,7 +260,15 @@ def _differences(found: ModelConfig, model: ModelConfig) -> list[tuple[str, obje
             used = ("alibi", "alibi_bias_max", "clip_qkv", "qk_ln", "prefix_lm", "softmax_scale")
             value, wanted = ({each: (side or {}).get(each) for each in used} for side in (value, wanted))
         pairs.append((name, value, wanted))
-    return [pair for pair in pairs if not _same(pair[1], pair[2])]
+    return [(name, *_apart(value, wanted)) for name, value, wanted in pairs if not _same(value, wanted)]
+
+
+def _apart(one: object, other: object) -> tuple[object, object]:
+    """Return two values, of objects only what differs."""
+    if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+        return one, other
+    names = [name for name in one.keys() | other.keys() if not _same(one.get(name), other.get(name))]
+    return tuple({name: each[name] for name in sorted(names) if name in each} for each in (one, other))  # type: ignore[return-value]
 
 
 def _same(one: object, other: object) -> bool:

@@ -82,7 +82,7 @@ def effective_rope(rope: Mapping[str, Any], model: ModelConfig) -> dict[str, Any
     if is_nested(rope):
         return {kind: effective_rope(part, model) for kind, part in rope.items()}
     kind = rope.get("rope_type", "default")
-    found = {name: value for name, value in rope.items() if value is not None and _DEFAULTS.get(name) != value}
+    found = _DEFAULTS | {name: value for name, value in rope.items() if value is not None}
     if kind == "longrope":
         found["attention_factor"] = _stretch(rope, model.max_position)
     elif kind != "default":

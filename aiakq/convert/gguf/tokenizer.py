@@ -83,7 +83,7 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int, end_ids: Iterable[int] = ())
     keys |= _added_ends(tokenizer, keys)
     keys |= _more_ends(keys, end_ids)
     keys |= _templates(tokenizer.hf.chat_template)
-    return keys, check_tokenizer(keys, backend)
+    return keys, check_tokenizer(keys, backend, end_ids)
 
 
 def _refused(reason: str) -> AiakqError:
@@ -194,6 +194,7 @@ def _more_ends(keys: Mapping[str, Any], end_ids: Iterable[int]) -> dict[str, int
     found: dict[str, int] = {}
     if None in known and others:
         found[_PREFIX + "eos_token_id"] = others.pop(0)
+    # Those for which there is no key may still end answers by their names or the template: the proof decides.
     return found | {f"{_PREFIX}{name}_token_id": id for name, id in zip(("eot", "eom"), others, strict=False)}
 
 
@@ -212,10 +213,10 @@ def _templates(template: Any) -> dict[str, object]:
 # --- the proof --------------------------------------------------------------------------------------------------------
 
 
-def check_tokenizer(keys: Mapping[str, object], backend: RustTokenizer) -> list[str]:
-    """Compare the ids that the reader's tokenizer gives with those of ``backend``; return notes.
+def check_tokenizer(keys: Mapping[str, object], backend: RustTokenizer, end_ids: Iterable[int] = ()) -> list[str]:
+    """Compare the reader's tokenizer with ``backend``: ids of texts, texts of ids, and ends of answers; return notes.
 
-    Raises ``gguf_not_written`` if the ids of an ordinary text differ, or what the reader cannot read.
+    Raises ``gguf_not_written`` if one of them differs, and for what the reader cannot read.
     """
     from tokenizers import Tokenizer as RustTokenizer
 
@@ -228,7 +229,10 @@ def check_tokenizer(keys: Mapping[str, object], backend: RustTokenizer) -> list[
     vocabulary = sorted(backend.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
     step = max(1, len(vocabulary) // _SAMPLED)
     sampled = [backend.decode([id], skip_special_tokens=False) for _, id in vocabulary[::step]]
-    special = {each.content for each in backend.get_added_tokens_decoder().values()}
+    added = backend.get_added_tokens_decoder()
+    if words := [each.content for each in added.values() if each.single_word]:
+        raise _refused(f"its token {words[0]!r:.40} is found as a whole word only, which such files do not say")
+    special = {each.content for each in added.values()}
     texts = [
         *_TEXTS,
         *(text for text in sampled if not any(token in text for token in special)),
@@ -238,7 +242,24 @@ def check_tokenizer(keys: Mapping[str, object], backend: RustTokenizer) -> list[
     for ours, theirs, text in zip(found.encode_batch(texts), backend.encode_batch(texts), texts, strict=True):
         if ours.ids != theirs.ids:
             raise _refused(f"{text!r:.60} would become {ours.ids!r:.60} there, and is {theirs.ids!r:.60}")
-    around = [f"a{token} b" for token in sorted(special)[:_SAMPLED]]
+        said, wanted = (each.decode(theirs.ids, skip_special_tokens=False) for each in (found, backend))
+        if said != wanted:
+            raise _refused(f"the tokens of {text!r:.60} would say {said!r:.60} there, and say {wanted!r:.60}")
+    return [*_white_space_note(found, backend, sorted(special)), *_ends_note(files["generation_config.json"], end_ids)]
+
+
+def _ends_note(generation: Mapping[str, Any], end_ids: Iterable[int]) -> list[str]:
+    """Return a note if answers end at more tokens than ``end_ids``. Raises ``gguf_not_written`` if at fewer."""
+    wanted, found = set(end_ids), set(generation["eos_token_id"])
+    if missing := sorted(wanted - found):
+        raise _refused(f"answers end at {len(wanted)} tokens, and those of such a file would not at {missing!r:.60}")
+    if not wanted or found == wanted:
+        return []
+    return [f"Answers from the file also end at the tokens {sorted(found - wanted)!r:.60}, as GGUF files mean it."]
+
+
+def _white_space_note(found: RustTokenizer, backend: RustTokenizer, special: list[str]) -> list[str]:
+    around = [f"a{token} b" for token in special[:_SAMPLED]]
     pairs = zip(found.encode_batch(around), backend.encode_batch(around), around, strict=True)
     other = [text for ours, theirs, text in pairs if ours.ids != theirs.ids]
     if not other:

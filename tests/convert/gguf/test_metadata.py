@@ -90,6 +90,7 @@ def test_rotary_scaling_is_read_as_it_was(scaling):
     ("change", "said"),
     [
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}, "'truncate': False"),
         ({"hidden_act": "gelu"}, "activation"),
         ({"architectures": ["OPTForCausalLM"], "model_type": "opt", "ffn_dim": 4}, "OPTForCausalLM"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from aiakq.convert.gguf.tokenizer import tokenizer_keys
 from aiakq.errors import AiakqError
@@ -41,6 +41,8 @@ def sentencepiece(prefix: bool, merges: Any = None) -> Tokenizer:
     rust = RustTokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     steps = [normalizers.Prepend("▁")] if prefix else []
     rust.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    ends = [decoders.Strip(" ", 1, 0)] if prefix else []
+    rust.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
     rust.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rust, **names))
@@ -83,6 +85,28 @@ def test_other_tokenizers_are_refused(tokenizer, said):
     with pytest.raises(AiakqError, match=said) as refused:
         tokenizer_keys(tokenizer(), 300)
     assert refused.value.id == "gguf_not_written"
+
+
+def test_tokens_that_would_say_other_texts_are_refused():
+    tokenizer = byte_level("gpt-2")
+    own = tokenizer.hf.backend_tokenizer
+    own.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("l", "L")])
+    with pytest.raises(AiakqError, match="would say"):
+        tokenizer_keys(tokenizer, 300)
+
+
+def test_a_token_that_is_a_whole_word_only_is_refused():
+    tokenizer = byte_level("gpt-2")
+    tokenizer.hf.add_tokens([AddedToken("the", single_word=True, normalized=False)])
+    with pytest.raises(AiakqError, match="'the' is found as a whole word"):
+        tokenizer_keys(tokenizer, 300)
+
+
+def test_every_end_of_answers_is_in_the_file_or_it_is_refused():
+    with pytest.raises(AiakqError, match=r"would not at \[5\]"):
+        tokenizer_keys(byte_level("gpt-2"), 300, end_ids=[1, 2, 3, 5])
+    _, notes = tokenizer_keys(byte_level("gpt-2"), 300, end_ids=[2])
+    assert notes == ["Answers from the file also end at the tokens [1], as GGUF files mean it."]
 
 
 def test_more_tokens_than_the_model_has_are_refused():
