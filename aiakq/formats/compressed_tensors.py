@@ -254,7 +254,9 @@ def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Ten
     if weight.perm is not None:
         raise mismatch("linear", "weight has its own input order, which compressed-tensors readers refuse")
     if weight.code_type is not None:
-        return float8.write(weight, spec, dtype, "weight_scale")
+        stored = float8.write(weight, spec, dtype, "weight_scale")
+        # The scale of a whole weight has one element there, not none; transformers refuses it otherwise.
+        return stored | {"weight_scale": torch.atleast_1d(stored["weight_scale"])}
     if weight.table is not None:
         return float4.write(weight, spec, dtype, _FP4)
     tensors: dict[str, Tensor] = {}

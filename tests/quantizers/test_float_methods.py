@@ -101,6 +101,21 @@ def test_linears_that_servers_join_share_the_numbers_of_a_whole_linear(
         assert torch.equal(q, k) and torch.equal(q, v) and q != o
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"activation_scales": "tensor"}, {"activation_bits": 16}], ids=str)
+def test_transformers_reads_8_bit_floats(
+    fields: dict[str, Any], tiny_model: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any]
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    import transformers
+
+    output = tmp_path / "out"
+    quantize(tiny_model("LlamaForCausalLM"), output, "fp8", **fields)
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    _, info = load(output, dtype=torch.bfloat16, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+
+
 def test_what_is_not_calibrated_needs_no_tokenizer(
     tiny_model: Callable[..., Path], tmp_path: Path, quantize: Callable[..., Any], quantized: Callable[..., Any]
 ) -> None:
