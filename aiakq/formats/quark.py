@@ -32,6 +32,16 @@ _TENSOR = frozenset(
     "dtype qscheme ch_axis is_dynamic group_size symmetric observer_cls round_method scale_type scale_format "
     "scale_calculation_mode mx_element_dtype qat_spec is_scale_quant zero_point_type".split()
 )
+#: Values of those that may change numbers, besides null; -1 and 0 are no groups.
+_VALUES: Mapping[str, tuple[object, ...]] = {
+    "group_size": (-1, 0),
+    "symmetric": (True,),
+    "scale_format": ("float", "float32"),
+    "mx_element_dtype": (),
+    "qat_spec": (),
+    "is_scale_quant": (False,),
+    "zero_point_type": ("int32", "int"),
+}
 _EXPORT = frozenset("kv_cache_group min_kv_scale pack_method weight_format weight_merge_groups".split())
 #: Algorithms that leave nothing but other weights.
 _FOLDED = ("awq", "gptq", "smooth", "smoothquant", "autosmoothquant")
@@ -104,6 +114,9 @@ def _scheme(arguments: Mapping[str, object], of: str) -> tuple[str, int | None]:
         )
     if (scales := read_word(arguments, "scale_type", default="float")) not in ("float", "float32", "none"):
         raise unsupported(f"AMD Quark with {of} whose scales are {scales!r:.40}")
+    for key, allowed in _VALUES.items():
+        if (value := arguments.get(key)) is not None and value not in allowed:
+            raise unsupported(f"AMD Quark with {of} that have {key} {value!r:.40}")
     scheme = read_word(arguments, "qscheme", default="per_tensor")
     axis = None if scheme != "per_channel" else read_integer(first_of(arguments, "ch_axis", default=0), "ch_axis")
     return scheme, axis
