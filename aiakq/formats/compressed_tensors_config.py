@@ -77,6 +77,10 @@ def _check_sparsity(sparsity: Mapping[str, object]) -> None:
         raise unsupported(f"compressed-tensors with the sparsity_config format {layout!r:.40}")
 
 
+#: Names of how columns were ordered.
+_ORDERS = ("none", "false", "true", "group", "weight", "static", "dynamic")
+
+
 def _stated(group: object, name: str) -> Mapping[str, object]:
     """Return a config group. Raises ``format_unsupported`` if it is a list of targets for a scheme known by name."""
     if isinstance(group, list):
@@ -109,6 +113,12 @@ def _read_group(group: Mapping[str, object], shared_format: object) -> LayerSpec
         raise unsupported(f"compressed-tensors weights with strategy {strategy!r:.40}")
     if is_dynamic(weights) or not says_nothing(weights.get("block_structure")):
         raise unsupported("compressed-tensors weights that are quantized at run time, or in blocks")
+    for arguments, of in ((weights, "weights"), (inputs, "activations")):
+        strategy = read_word(arguments, "strategy", default="group")
+        if read_group_size(arguments.get("group_size")) > 0 and strategy != "group":
+            raise unsupported(f"{of} with a group_size and the strategy {strategy!r:.40}")
+    if (order := read_word(weights, "actorder", default="none")) not in _ORDERS:
+        raise unsupported(f"compressed-tensors with the actorder {order!r:.40}")
     bits = read_integer(first_of(weights, "num_bits", default=8), "num_bits")
     if not 2 <= bits <= 8:
         raise unsupported(f"compressed-tensors with weights of {bits} bits; those of 2 to 8 are read")

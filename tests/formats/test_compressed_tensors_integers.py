@@ -166,6 +166,9 @@ def test_sparse_weights_are_refused(sparsity: dict[str, Any], said: str) -> None
         ({"num_bits": 8}, FP8, "activations that are floats"),
         ({"num_bits": 4}, INT8 | {"num_bits": 4}, "activations of 4 bits"),
         ({"num_bits": 4}, INT8 | {"strategy": "tensor"}, "strategy 'tensor'"),
+        ({"num_bits": 4}, INT8 | {"strategy": "token", "group_size": 128}, "group_size and the strategy 'token'"),
+        ({"num_bits": 4, "strategy": "channel", "group_size": 128}, None, "group_size and the strategy 'channel'"),
+        ({"num_bits": 4, "actorder": "zzz"}, None, "actorder 'zzz'"),
     ],
 )
 def test_what_nothing_computes_is_refused(weights: Any, inputs: Any, said: str) -> None:
