@@ -14,7 +14,8 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import COUNT, OBJECT, SIZE, SWITCH
 
 PARAMS = "params.json"
-_NUMBER = Constraint(type=float, above=0, expected="a number above 0")
+_NUMBER = Constraint(type=float, above=0, high=1e12, expected="a number above 0")
+_BASE = Constraint(type=float, low=1, high=1e12, expected="a number from 1 on")
 _WORD = Constraint(type=str, expected="a word")
 #: Positions of a model that does not say it, as in vLLM.
 _POSITIONS = 128_000
@@ -147,9 +148,9 @@ def _windows(params: Params, layers: int) -> tuple[int | None, list[str] | None]
     window = params.raw("sliding_window")
     if not isinstance(window, list):
         return params.get("sliding_window", SIZE, None), None
-    sizes = {size for size in window if size is not None}
-    is_pattern = window and layers % len(window) == 0 and all(SIZE.refusal(size) is None for size in sizes)
-    if not is_pattern or len(sizes) > 1:
+    given = [size for size in window if size is not None]
+    is_pattern = window and layers % len(window) == 0 and all(SIZE.refusal(size) is None for size in given)
+    if not is_pattern or len(sizes := set(given)) > 1:
         raise params.malformed("sliding_window", "a window, or a list of one window and null that repeats")
     size = next(iter(sizes), None)
     if size is None or None not in window:
@@ -178,7 +179,7 @@ def _experts(params: Params, window: int | None) -> dict[str, Any]:
 
 def _rope(params: Params, window: int | None, kinds: list[str] | None) -> dict[str, Any]:
     """Return rope_parameters, with YaRN and the scaling of queries by their position, if there is any."""
-    theta = params.get("rope_theta", _NUMBER, _FIRST_BASE if window and kinds is None else None)
+    theta = params.get("rope_theta", _BASE, _FIRST_BASE if window and kinds is None else None)
     if theta is None:
         raise unsupported(f"{PARAMS} has no rope_theta, for which programs assume different numbers; add it")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(theta)}
