@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import math
+import os
 import random
 import statistics
 from collections.abc import Callable, Mapping
@@ -38,18 +40,28 @@ COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("change", lambda row: "-" if row["perplexity_ratio"] is None else change_text(row["perplexity_ratio"])),
     ("tokens/s", lambda row: "-" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.1f}"),
 )
+OTHER_TOKENS = (
+    "The models divide the text into different numbers of tokens: their perplexities, which are per token, cannot be "
+    "compared."
+)
 _FIGURES = ("kl", "kl_interval", "perplexity", "perplexity_interval", "perplexity_ratio")
 
 
 def check(options: ModelComparisonArguments) -> None:
     """Raise ``bad_option``, ``option_conflict``, ``output_failed`` or ``evaluation_text`` for wrong options."""
+    if not all(name.strip() for name in options.models):
+        expected = "a folder or a hub name"
+        raise error("bad_option", option="MODEL", value="", expected=expected, hint="Example: aiakq compare OUT OTHER")
     evaluate.check(_evaluation(options, *options.models))
     for path in options.paths:
         if path.suffix not in _WRITERS:
             expected = f"a file that ends in {', '.join(_WRITERS)}"
-            raise error("bad_option", option="--output", value=path, expected=expected, hint="")
+            raise error("bad_option", option="--output", value=str(path), expected=expected, hint="")
         if not path.absolute().parent.is_dir():
             raise error("output_failed", path=path, reason="its folder does not exist")
+        if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+            reason = "it is a folder" if path.is_dir() else "its folder cannot be written to"
+            raise error("output_failed", path=path, reason=reason)
 
 
 def run(options: ModelComparisonArguments, progress: OnProgress) -> Record:
@@ -64,6 +76,8 @@ def run(options: ModelComparisonArguments, progress: OnProgress) -> Record:
         row["tokens_per_s"] = None if speed is None else statistics.median(speed)
         row["tokens_per_s_rounds"] = speed
     remarks = [] if options.original is None else [DECIDES]
+    if len({text["tokens"] for text in found}) > 1:
+        remarks.append(OTHER_TOKENS)
     if options.speed:
         remarks.append(
             f"Tokens per second of one request of {options.input_len} tokens that generates {options.output_len}, "
@@ -86,15 +100,8 @@ def _stored(model: str) -> dict[str, Any]:
         count += sum(info.nbytes for suffix, info in headers.items() if suffix != "bias")
     if not weights:
         count = checkpoint.nbytes
-        weights = sum(_elements(info.shape) for info in checkpoint.inventory.values())
+        weights = sum(math.prod(info.shape) for info in checkpoint.inventory.values())
     return {"model": model, "bytes": checkpoint.nbytes, "bits_per_weight": round(8 * count / max(1, weights), 4)}
-
-
-def _elements(shape: tuple[int, ...] | list[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
 
 
 def _evaluation(options: ModelComparisonArguments, model: str, *versus: str) -> EvalArguments:

@@ -69,6 +69,25 @@ def test_what_is_not_measured_has_no_column(folders: tuple[Path, dict[str, Any]]
     assert document["models"][0]["bits_per_weight"] == 32 and document["models"][0]["quantization"] == "none"
 
 
+def test_models_without_a_name_and_files_that_are_folders_are_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "a.md").mkdir()
+    for options, id in (
+        (arguments(""), "bad_option"),
+        (arguments("a", output=(str(tmp_path / "a.md"),)), "output_failed"),
+    ):
+        with pytest.raises(AiakqError) as problem:
+            models.check(options)
+        assert problem.value.id == id
+
+
+def test_perplexities_of_different_tokens_are_not_compared(folders, monkeypatch) -> None:
+    source, _ = folders
+    texts = [{"quantization": "none", "tokens": tokens, "perplexity": 9.0} for tokens in (100, 90)]
+    monkeypatch.setattr(models, "_quality", lambda options, progress: (texts, {}))
+    document = models.run(arguments(str(source), str(source), speed=False), lambda *_: None).document()
+    assert document["remarks"] == [models.OTHER_TOKENS]
+
+
 @pytest.mark.parametrize(("file", "id"), [("table.txt", "bad_option"), ("missing/table.md", "output_failed")])
 def test_a_file_that_cannot_be_written_is_refused_first(file: str, id: str, tmp_path: Path) -> None:
     with pytest.raises(AiakqError) as problem:
