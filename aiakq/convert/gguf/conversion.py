@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -66,12 +66,16 @@ def convert_to_gguf(arguments: ConvertArguments, progress: OnProgress = lambda *
 
 
 def _checked_output(arguments: ConvertArguments, checkpoint: Checkpoint) -> Path:
-    """Return the path of the new file. Raises ``bad_option``, ``output_exists`` and ``output_is_input``."""
+    """Return the path of the new file. Raises ``bad_option``, and ``output_*`` for one that cannot be it."""
     output = Path(arguments.output).expanduser().absolute()
+    try:
+        exists = output.exists()
+    except OSError as problem:
+        raise error("output_failed", path=str(output), reason=problem.strerror or str(problem)) from problem
     if output.suffix.lower() != _SUFFIX or output.is_dir():
         expected = "the name of a file that ends with .gguf"
         raise error("bad_option", option="DIR", value=arguments.output, expected=expected, hint="")
-    if output.exists():
+    if exists:
         file = file_of(checkpoint.foreign)
         files = [] if file is None else [checkpoint.weights_folder / name for name in file.files]
         if any(each.exists() and output.samefile(each) for each in (*files, checkpoint.named_path)):
@@ -199,4 +203,5 @@ def _partial(output: Path) -> Iterator[Path]:
     except OSError as problem:
         raise error("output_failed", path=str(output), reason=problem.strerror or str(problem)) from problem
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a path that cannot exist cannot be removed either
+            partial.unlink()

@@ -240,3 +240,14 @@ def test_names_and_values_are_those_of_the_gguf_package(tiny_model, tmp_path):
         stem = tensor.name.rpartition(".")[0]
         assert any(stem == name.format(bid=int(stem.split(".")[1]) if stem.startswith("blk.") else 0) for name in known)
         assert tensor.tensor_type.name == file.tensors[tensor.name].kind.name
+
+
+@pytest.mark.parametrize(
+    "name", ["file/x.gguf", "x" * 300 + ".gguf", "x" * 245 + ".gguf"], ids=["file", "long", "part"]
+)
+def test_a_path_that_cannot_exist_is_refused_and_nothing_is_left(name, tiny_model, tmp_path):
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(AiakqError) as refused:
+        convert(tiny_model("LlamaForCausalLM"), tmp_path / name, "f16")
+    assert refused.value.id == "output_failed" and sorted(tmp_path.iterdir()) == before
