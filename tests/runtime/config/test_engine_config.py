@@ -16,6 +16,7 @@ GIVEN: dict[str, tuple[type, dict[str, Any]]] = {
         LoadArguments,
         {
             "load_format": "dummy",
+            "config_format": "hf",
             "model_loader_extra_config": {"enable_multithread_load": True},
             "ignore_patterns": ("consolidated*",),
             "trust_remote_code": True,
