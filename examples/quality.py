@@ -75,7 +75,7 @@ def main() -> None:
         load_elsewhere(args)
     elsewhere = OUT / "elsewhere.json"
     loads = json.loads(elsewhere.read_text())["rows"] if elsewhere.is_file() else []
-    page = quality_page.page(ROWS, stored_results(), check_elsewhere.table(loads), ROOT)
+    page = quality_page.page(ROWS, stored_results(), check_elsewhere.table(loads))
     (ROOT / "docs" / "quality.md").write_text(page, encoding="utf-8")
 
 

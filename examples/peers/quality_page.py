@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import platform
-import statistics
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import fidelity
-from rows import Row
+import quality_summary
+from quality_summary import default_of, mean, percent
+from rows import ROWS, Row
 
 Result = dict[str, Any]
 WINDOW = 512
@@ -71,14 +70,16 @@ unquantized model, for comparison.
 """
 
 
-def page(rows: list[Row], results: list[Result], elsewhere: list[str], root: Path) -> str:
+def page(rows: list[Row], results: list[Result], elsewhere: list[str]) -> str:
     """The whole page. ``results`` may include those of removed rows, which are left out."""
     by_model: dict[str, dict[str, Result]] = {}
     for result in results:
         by_model.setdefault(result["model"], {})[result["slug"]] = result
-    parts = ["# Quality", "", HEAD]
+    order = [*(key for key in TITLES if key in by_model), *sorted(by_model.keys() - TITLES.keys())]
+    by_model = {key: by_model[key] for key in order}
+    parts = ["# Quality", "", HEAD, *summary(rows, by_model)]
     behind: list[str] = []
-    for key in [*(key for key in TITLES if key in by_model), *sorted(by_model.keys() - TITLES.keys())]:
+    for key in order:
         title = TITLES.get(key, key)
         parts += [f"## {title}" if parts[-1].endswith("\n") else f"\n## {title}", "", ABOUT.get(key, "")]
         parts += ["", *unquantized(by_model[key])]
@@ -88,7 +89,7 @@ def page(rows: list[Row], results: list[Result], elsewhere: list[str], root: Pat
             if mine:
                 parts += ["", f"### {kind}", "", *table(mine, by_model[key])]
                 behind += remarks(mine, by_model[key], title)
-                parts += ["", *fidelity.table(mine, by_model[key], default_of(mine, by_model[key]))]
+                parts += ["", *fidelity.table(mine, by_model[key], default_in(mine, by_model[key]))]
     parts += ["", fidelity.ABOUT]
     parts += ["", "## Where another tool is better", ""]
     parts += (
@@ -96,13 +97,27 @@ def page(rows: list[Row], results: list[Result], elsewhere: list[str], root: Pat
     )
     if elsewhere[2:]:
         parts += ["", "## Loading in other engines", "", ELSEWHERE, *elsewhere]
-    parts += ["", machine(by_model, root)]
+    parts += ["", machine(by_model)]
     return "\n".join(parts) + "\n"
 
 
 BEHIND = (
     "Rows that are better than our default of the same kind: by over 0.1 % in perplexity, in KL divergence, or in time."
 )
+
+
+def summary(rows: list[Row], by_model: dict[str, dict[str, Result]]) -> list[str]:
+    """The tables over all models, as far as there is something to compare."""
+    tables = {
+        "In short": quality_summary.compared(rows, by_model, TITLES),
+        "What each setting adds": quality_summary.settings(rows, by_model, TITLES),
+    }
+    return [line for title, lines in tables.items() if lines for line in (f"## {title}", "", *lines, "")]
+
+
+def default_in(rows: list[Row], found: dict[str, Result]) -> Row | None:
+    """Our default among the rows that did not fail."""
+    return default_of([row for row in rows if "failed" not in found[row.slug]])
 
 
 def unquantized(found: dict[str, Result]) -> list[str]:
@@ -114,14 +129,8 @@ def unquantized(found: dict[str, Result]) -> list[str]:
     return [f"Unquantized: perplexity {math.exp(mean(result['loss_original'])):.3f} on {tokens} predicted tokens."]
 
 
-def default_of(rows: list[Row], found: dict[str, Result]) -> Row | None:
-    """Our row that others of the kind are compared with: the first that does more than round."""
-    ours = [row for row in rows if row.tool == "aiakq" and "failed" not in found[row.slug]]
-    return next((row for row in ours if not row.request.get("plain")), None)
-
-
 def table(rows: list[Row], found: dict[str, Result]) -> list[str]:
-    default = default_of(rows, found)
+    default = default_in(rows, found)
     lines = [
         "| tool | settings | MB | perplexity | change | against ours | KL | other sampling | top-1 agreement "
         "| CPU s | s | peak MB |",
@@ -153,7 +162,7 @@ def same_machine(one: Result, other: Result) -> bool:
 
 def remarks(rows: list[Row], found: dict[str, Result], title: str) -> list[str]:
     """Remarks in favour of other tools' rows of a kind, one line each."""
-    default = default_of(rows, found)
+    default = default_in(rows, found)
     if default is None:
         return []
     ours, lines = found[default.slug], []
@@ -189,24 +198,13 @@ def outlier_claim(found: dict[str, Result], rows: list[Row]) -> list[str]:
     ]
 
 
-def percent(loss: list[float], reference: list[float]) -> str:
-    """How much larger perplexity is, in percent, with the standard error of the paired difference."""
-    gaps = [a - b for a, b in zip(loss, reference, strict=True)]
-    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
-    return f"{100 * math.expm1(mean(gaps)):+.2f} ± {100 * error:.2f} %"
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def machine(by_model: dict[str, dict[str, Result]], root: Path) -> str:
+def machine(by_model: dict[str, dict[str, Result]]) -> str:
+    """The last line: what was measured, and where."""
+    results = [result for found in by_model.values() for result in found.values()]
     versions: dict[str, str] = {}
-    for found in by_model.values():
-        for result in found.values():
-            versions |= {
-                name: version for name, version in result.get("versions", {}).items() if name != "transformers"
-            }
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
+    for result in results:
+        versions |= {name: version for name, version in result.get("versions", {}).items() if name != "transformers"}
     tools = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    return f"Commit {commit.stdout.strip()}; {tools}; one thread, {platform.machine()}."
+    ours = {row.slug for row in ROWS if row.tool == "aiakq"}
+    commits = sorted({str(result["commit"]) for result in results if "commit" in result and result["slug"] in ours})
+    return f"Rows of aiakq at commit {', '.join(commits)}; {tools}; one thread, {platform.machine()}."

@@ -171,7 +171,7 @@ def test_page_names_the_best_and_the_failed_rows() -> None:
         result("rounding W8A8", 3.9, 0.3) | elsewhere,
         failed,
     ]
-    page = quality_page.page(ROWS, results, [], EXAMPLES)
+    page = quality_page.page(ROWS, results, [])
     assert "round-to-nearest (RTN) changes perplexity by +22.14 ± 0.00 %, `smooth_quant` by +0.20 ± 0.00 %" in page
     assert "| autoround | INT8 | | not installed: x |" in page
     assert "llmcompressor, rounding W8A8: perplexity -9.70 ± 0.00 %." in page
@@ -179,6 +179,34 @@ def test_page_names_the_best_and_the_failed_rows() -> None:
     assert "| 90.0 % | 3 | 9 | 500 |" in page
     assert "| 90.0 % | 1* | 1* | 500 |" in page, "seconds of another processor are marked"
     assert DECIDES in page
+
+
+def test_defaults_are_compared_with_the_best_of_other_tools() -> None:
+    import quality_summary
+    from rows import ROWS, kind_of
+
+    def result(tool: str, name: str, loss: float, kl: float) -> tuple[str, dict[str, Any]]:
+        row = next(row for row in ROWS if (row.kind, row.tool, row.name) == (kind_of(4, True), tool, name))
+        means = {"loss": [loss + 0.1 * window for window in range(8)], "kl": [kl * (1 + window) for window in range(8)]}
+        return row.slug, {**means, "processor_seconds": 3.0}
+
+    found = dict(
+        [
+            result("aiakq", "RTN", 4.3, 0.010),
+            result("aiakq", "gptq", 4.2, 0.002),
+            result("aiakq", "gptq, learned rotation", 4.2, 0.001),
+            result("gptqmodel", "mse 2.4", 4.1, 0.008),
+            result("autoround", "200 iterations (defaults)", 4.2, 0.004),
+        ]
+    )
+    lines = quality_summary.compared(ROWS, {"books": found}, {"books": "Books"})
+    row = next(line for line in lines if line.startswith("| Books"))
+    assert "| gptq | 0.00900 | autoround, 200 iterations (defaults) | 0.01800 | 0.50 (0.50 to 0.50) |" in row
+    assert "| +10.52 ± 0.00 % |" in row, "perplexity is compared with the tool that has the lowest"
+    assert lines[-1].startswith("Our default has the lower divergence in 1 of 1 rows, in 1 of them")
+    settings = quality_summary.settings(ROWS, {"books": found}, {"books": "Books"})
+    assert settings[2:6:3] == ["| settings | Books, 4 bits |", "| **gptq** | 0.00900 |"]
+    assert "| gptq, own targets |  |" in settings, "what was not measured is left empty"
 
 
 def test_fidelity_is_compared_window_by_window_and_text_by_text() -> None:
