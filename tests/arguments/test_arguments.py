@@ -77,6 +77,7 @@ SHOWN_BY = {
     "compilation_config": "test_compilation_config_values_are_checked",
     "chat_template_content_format": "test_chat_reads_parts_in_the_form_of_the_template",
     "runner": "test_runner_and_convert_select_the_task",
+    "config_format": "test_the_format_of_the_config_is_the_one_that_is_asked_for",
     "convert": "test_runner_and_convert_select_the_task",
     "logprobs_mode": "test_other_log_probabilities_are_refused_by_name",
     "optimization_level": "test_options_of_graphs_reach_the_compilation_config",

@@ -14,6 +14,7 @@ from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.hub import resolve_model
 from aiakq.formats.made_folder import MISTRAL, model_path, source_of
+from aiakq.runtime.config.engine import EngineConfig
 
 IDS = [5, 250, 17, 33, 9, 100, 201, 3, 77, 64, 8, 300, 41, 150, 2, 90, 91, 92, 6, 7]
 YARN = {"factor": 4.0, "original_max_position_embeddings": 8, "beta": 32.0, "alpha": 1.0}
@@ -62,6 +63,30 @@ def test_a_folder_in_both_formats_is_read_in_the_one_that_is_asked_for(tmp_path)
     made = resolve_model(folder, weights="mistral")
     assert source_of(made, MISTRAL) == folder and model_path(made) == folder
     assert resolve_model(folder, weights="mistral") == made
+
+
+def test_the_format_of_the_config_is_the_one_that_is_asked_for(tmp_path):
+    def path(**arguments):
+        return EngineConfig.from_args({"model": str(folder), "skip_tokenizer_init": True, **arguments}).load.path
+
+    def refusal(**arguments):
+        with pytest.raises(AiakqError) as caught:
+            path(**arguments)
+        return caught.value
+
+    folder = write_mistral(tmp_path / "model")
+    made = path()
+    assert source_of(made, MISTRAL) == folder
+    assert path(config_format="mistral") == path(config_format="mistral", load_format="dummy") == made
+    assert refusal(config_format="hf").id == "model_incomplete"
+    for config_format, load_format in (("mistral", "gguf"), ("mistral", "pt"), ("hf", "mistral")):
+        both = {"config_format": config_format, "load_format": load_format}
+        assert refusal(**both).id == "option_conflict"
+    shutil.copy(made / "config.json", folder)
+    assert path() == path(config_format="hf") == folder
+    assert path(config_format="mistral") == made
+    (folder / "params.json").unlink()
+    assert "params.json is missing" in str(refusal(config_format="mistral"))
 
 
 def test_a_checkpoint_names_the_folder_and_its_changes(tmp_path):
