@@ -37,6 +37,9 @@ class EvalArguments:
     seqlen: int | None = argument(None, "Tokens per window; 512, or the context if shorter.", low=2)
     limit: int = argument(32768, "Maximum number of tokens of each text.", low=2)
     dtype: str = argument("float32", "Dtype of tensors that are not quantized; auto: as for serve.")
+    kv_cache_dtype: str = argument(
+        "auto", "Dtype of the KV cache of MODEL and VERSUS, as for serve; the original's is always --dtype."
+    )
     device: str = device_argument()
     tokenizer: str | None = argument(None, "Tokenizer folder or hub name; the model's own if not given.")
     tasks: tuple[str, ...] = argument(

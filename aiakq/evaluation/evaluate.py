@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,14 +128,14 @@ class _Evaluation:
             "remarks": remarks,
         }
 
-    def _load(self, model: str) -> ScoringModel:
+    def _load(self, model: str, as_original: bool = False) -> ScoringModel:
         from aiakq.evaluation.scoring import load_for_scoring
 
         options = self.options
-        is_original = model == options.original
-        self.progress("load original" if is_original else "load", 0, 1, model)
+        self.progress("load original" if as_original else "load", 0, 1, model)
         tokenizer = options.tokenizer if model == options.model else None
-        loaded = load_for_scoring(model, options.dtype, options.device, tokenizer)
+        cache = "auto" if as_original else options.kv_cache_dtype
+        loaded = load_for_scoring(model, options.dtype, options.device, tokenizer, cache)
         if model != options.model:
             self._check_texts(model, loaded)
         self.models[model] = loaded
@@ -187,7 +187,7 @@ class _Evaluation:
         assert self.options.original is not None
         model, original = self.models[name], self.models.get(self.options.original)
         if original is None or name == self.options.original:
-            original = self._load(self.options.original)
+            original = self._load(self.options.original, as_original=True)
         return [compare(model, original, text.windows, self._on_window(text)) for text in self.texts]
 
     def _documents(self, compared: list[Comparison]) -> list[dict[str, Any]]:
@@ -220,7 +220,7 @@ def _tasks(options: EvalArguments, progress: OnProgress) -> list[dict[str, Any]]
     original = None
     if options.original is not None:
         progress("tasks of the original", 0, 1, options.original)
-        original = run_tasks(options.original, options)
+        original = run_tasks(options.original, replace(options, kv_cache_dtype="auto"))
     rows = []
     for model in (options.model, *options.versus):
         progress(f"tasks of {model}", 0, 1, "")

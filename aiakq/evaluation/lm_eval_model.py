@@ -109,10 +109,11 @@ class EngineMethods:
 
 
 def load_lm_eval_model(model: str, options: EvalArguments) -> Any:
-    """Load a model for lm-eval, a ``TemplateLM``, with the dtype, device and tokenizer of ``options``."""
+    """Load a model for lm-eval, a ``TemplateLM``, with the dtypes, device and tokenizer of ``options``."""
     from lm_eval.api.model import TemplateLM
 
-    settings = {"dtype": options.dtype, "device": options.device, "tokenizer": options.tokenizer}
+    names = ("dtype", "kv_cache_dtype", "device", "tokenizer")
+    settings = {name: getattr(options, name) for name in names}
     kind = type("LmEvalModel", (EngineMethods, TemplateLM), {})
     return kind(LLM(model, cpu_math="exact", **settings))
 

@@ -55,14 +55,20 @@ class ScoringModel:
 
 
 def load_for_scoring(
-    path: str | Path, dtype: str = "float32", device: str = "auto", tokenizer: str | None = None
+    path: str | Path,
+    dtype: str = "float32",
+    device: str = "auto",
+    tokenizer: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> ScoringModel:
     """Load a checkpoint, quantized or not, to compute the logits of whole texts (perplexity, KL).
 
-    ``tokenizer`` is a folder or hub name; the model's own if None. The weights are read into memory: a file that is
-    truncated while it is mapped would end the process.
+    ``tokenizer`` is a folder or hub name; the model's own if None. Windows pass through a cache of ``kv_cache_dtype``,
+    as requests do: attention reads what it rounded. The weights are read into memory: a file that is truncated while it
+    is mapped would end the process.
     """
     settings = {"model": str(path), "dtype": dtype, "device": device, "tokenizer": tokenizer}
+    settings["kv_cache_dtype"] = kv_cache_dtype
     config = EngineConfig.from_args({**settings, "cpu_math": "exact", "task": "generate"})
     config = replace(config, load=replace(config.load, mapped=False))
     model, _ = load_model(config)

@@ -127,6 +127,17 @@ def test_windows_fit_into_the_context_of_every_model(tiny_model: Callable[..., P
         assert caught.value.message == f"--seqlen is 160, which is not at most 64, the context of {short}."
 
 
+def test_a_rounded_kv_cache_is_that_of_the_model_not_of_its_original(tiny_model: Callable[..., Path]) -> None:
+    model = str(tiny_model("LlamaForCausalLM"))
+
+    def divergence(kv_cache_dtype: str) -> float:
+        options = EvalArguments(model=model, original=model, text=("prose",), limit=64, kv_cache_dtype=kv_cache_dtype)
+        return float(evaluate.run(options, lambda *_: None).metrics["kl"])
+
+    assert divergence("auto") == pytest.approx(0.0, abs=1e-9)
+    assert divergence("fp8_e5m2") > divergence("int8") > 1e-9, "with an original rounded alike both would be 0"
+
+
 def test_perplexity_is_the_sum_over_predictions() -> None:
     model, text = Table(0), windows(ids(205), 20)
     total = count = 0.0
