@@ -120,9 +120,7 @@ def measure_all(jobs: list[Job], args: argparse.Namespace) -> None:
                 if "failed" not in result:
                     if original is None or original.folder != job.subject.folder:
                         original = CachedLogits(job.subject.folder)
-                    job.store(
-                        {**result, "windows": windows_hash(job.subject), **score(job.checkpoint, original, job.subject)}
-                    )
+                    job.store({**result, "windows": windows_hash(job.subject), **score(job, original)})
         bars.update("measure", len(jobs), len(jobs), "")
 
 
@@ -192,17 +190,18 @@ class CachedLogits:
         return self.known[key]
 
 
-def score(folder: Path, original: CachedLogits, subject: Subject) -> dict[str, Any]:
+def score(job: Job, original: CachedLogits) -> dict[str, Any]:
     """Compare a checkpoint with its original, window by window, so that differences have intervals."""
+    folder, cache = job.checkpoint, job.row.request.get("kv_cache_dtype", "auto")
     try:
-        model = load_for_scoring(folder)
+        model = load_for_scoring(folder, kv_cache_dtype=cache)
     except Exception as problem:
         return {"failed": f"does not load here: {problem}"[:200]}
     tokenizer, vocabulary = original.model.config.tokenizer.load(), original.model.model.vocab_size
     texts = fidelity.other_texts(model, original, tokenizer.hf, vocabulary, WINDOW) if tokenizer.has_text else {}
-    files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
+    files = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".gguf")]
     return {
-        **fidelity.scores(model, original, subject.windows),
+        **fidelity.scores(model, original, job.subject.windows),
         "texts": texts,
         "bytes": sum(path.stat().st_size for path in files),
     }

@@ -26,6 +26,8 @@ from subjects import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "examples" / "peers"
+#: Tools whose scripts run in our environment: ours, and programs.
+OURS = ("aiakq", "llamacpp")
 #: Time limit of a job, in seconds of wall time.
 TIMEOUT = 6 * 3600
 #: Threads of every tool: with one, processor seconds can be compared however busy the machine is.
@@ -114,7 +116,7 @@ def tool_hash(tool: str) -> str:
     if tool == "aiakq":
         for path in sorted([*ROOT.glob("aiakq/quantizers/**/*.py"), *ROOT.glob("aiakq/formats/*.py")]):
             state.update(path.read_bytes())
-    else:
+    elif tool not in OURS:
         state.update(json.dumps(asdict(environments.ENVIRONMENTS[tool])).encode())
     return state.hexdigest()
 
@@ -132,7 +134,7 @@ def _hash(data: bytes) -> str:
 def _run(job: Job) -> dict[str, Any]:
     """Run the tool's script in its environment."""
     row = job.row
-    python = Path(sys.executable) if row.tool == "aiakq" else environments.python_of(row.tool)
+    python = Path(sys.executable) if row.tool in OURS else environments.python_of(row.tool)
     if isinstance(python, str):
         return {"failed": python}
     request, result, log = (job.file(end) for end in ("request.json", "cost.json", "log"))

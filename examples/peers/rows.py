@@ -19,6 +19,8 @@ ALL: Models = ("books", "qwen2", "outliers", "moe", "chat", REAL)
 FULL: Models = ("books", "qwen2")
 #: Models on which 8-bit activations are measured.
 EIGHT: Models = ("books", "qwen2", "outliers", REAL)
+#: Models on which mixed widths are measured: those of one shape, so that a mix of llama.cpp has one size.
+MIXED: Models = ("books", "outliers")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,10 @@ def autoround(kind: str, name: str, layout: str, models: Models = FULL, **config
     return Row(kind, "autoround", name, {"config": config, "format": layout}, models)
 
 
+def llamacpp(kind: str, mix: str, models: Models = MIXED) -> Row:
+    return Row(kind, "llamacpp", f"{mix}, importance matrix", {"kind": mix}, models)
+
+
 #: llm-compressor's smoothing, with the strength that aiakq uses for a Llama.
 SMOOTH = ("smoothquant", {"smoothing_strength": 0.8})
 #: Its rotations that are folded into the weights.
@@ -72,6 +78,8 @@ SPIN = ("spinquant", {"rotations": ["R1", "R2"]})
 W8A16 = "8-bit weights, one scale per row"
 W8A16G = "8-bit weights, groups of 128, symmetric"
 W8A8 = "8-bit weights and activations"
+#: Scored with 8-bit keys and values.
+W8KV8 = "8-bit weights and KV cache"
 
 
 #: Settings of gptq by name, each on top of its defaults; those of options that this version does not have are left out.
@@ -83,6 +91,8 @@ GPTQ_SETTINGS: dict[str, dict[str, Any]] = {
     "gptq, tuned": {"tune": "96steps"},
     "gptq, token weights, tuned": {"importance": "gradient", "tune": "96steps"},
 }
+#: llama.cpp's mixes of kinds, and their bits per weight of the linears of a Llama of six blocks.
+MIXES = {"Q4_K_M": 4.70, "Q3_K_M": 3.85, "Q2_K": 2.93}
 #: The largest width that an option is for.
 MAX_BITS = {"tune": 3}
 OPTIONS = {option.name for option in fields(QuantizeArguments)}
@@ -129,6 +139,16 @@ def eight_bits() -> Iterator[Row]:
     yield llmcompressor(W8A8, "SmoothQuant 0.8 and GPTQ", SMOOTH, ("gptq", linears(scheme="W8A8")))
     yield llmcompressor(W8A8, "SpinQuant R1, R2 and GPTQ", SPIN, ("gptq", linears(scheme="W8A8")), models=EIGHT)
     yield autoround(W8A8, "INT8", "llm_compressor", scheme="INT8")
+
+
+def caches() -> Iterator[Row]:
+    """8-bit weights with an 8-bit KV cache, in which outliers of keys and values are rounded too."""
+    settings = {"": {}, ", Hadamard rotation": {"rotate": "hadamard"}, ", learned rotation": {"rotate": "learned"}}
+    for name, more in settings.items():
+        if more.keys() <= OPTIONS:
+            row = ours(W8KV8, f"weight_only_int8{name}", "weight_only_int8", models=MIXED, **more)
+            row.request["kv_cache_dtype"] = "int8"
+            yield row
 
 
 def our_rows(bits: int, symmetric: bool) -> Iterator[Row]:
@@ -193,8 +213,21 @@ def autoround_rows(bits: int, symmetric: bool) -> Iterator[Row]:
         yield autoround(kind, "200 iterations, enable_alg_ext", layout, models=ALL, enable_alg_ext=True, **grid)
 
 
+def mixed_rows() -> Iterator[Row]:
+    """Widths that a tool chooses for every layer, all of one size."""
+    options = ["W2A16G64", "W2A16", "W3A16", "W4A16", "W8A16"]
+    for mix, bits in MIXES.items():
+        kind = f"mixed widths, {bits:.2f} bits per weight"
+        yield ours(kind, "gptq, --target-bpw", "gptq", target_bpw=bits, models=MIXED)
+        yield llamacpp(kind, mix)
+        scheme = {"mixed": {"avg_bits": bits, "options": options}}
+        request = {"config": {}, "format": "auto_round", **scheme}
+        yield Row(kind, "autoround", "AutoScheme, 200 iterations", request, MIXED)
+
+
 def all_rows() -> Iterator[Row]:
     yield from eight_bits()
+    yield from caches()
     for bits in (4, 3, 2):
         for symmetric in (True, False):
             yield from our_rows(bits, symmetric)
@@ -205,6 +238,7 @@ def all_rows() -> Iterator[Row]:
                     kind_of(bits, symmetric), "defaults", zero_point=True, q_group_size=128, w_bit=4, version="GEMM"
                 )
             yield from autoround_rows(bits, symmetric)
+    yield from mixed_rows()
 
 
 ROWS: list[Row] = list(all_rows())
