@@ -379,7 +379,7 @@ class Checkpoint:
         """
         assert self.spec is not None, "an unquantized checkpoint has no packed linears"
         spec = self.spec.for_layer(prefix) or replace(self.spec, layers=())
-        return replace(spec, format=self.layout(prefix))
+        return formats.described(self.linear_headers(prefix), replace(spec, format=self.layout(prefix)), prefix)
 
     def read_linear(self, prefix: str) -> QWeight | formats.DecodedWeight:
         """Read one packed linear with N outputs and K inputs, with its bias [N] if it has one.

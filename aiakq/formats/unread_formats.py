@@ -22,8 +22,6 @@ METHODS = {
     "mxfp4": "MXFP4, which is read for GPT-OSS only",
     "gpt_oss_mxfp4": "MXFP4, which is read for GPT-OSS only",
     "mxfp8": "MXFP8",
-    "torchao": "torchao, whose tensors only the version that wrote them can take apart; load the model with it, "
-    "dequantize it and save it as floats",
     "aqlm": "AQLM, whose weights are sums of vectors from code books; use the original model or another version",
     "vptq": "VPTQ, whose weights are vectors from code books; use the original model or another version",
     "eetq": "EETQ",
@@ -97,6 +95,7 @@ _EXPLAINED = {
     "quant_map": "weights of bitsandbytes",
     "W_q": "weights of HQQ",
     "_data": "weights of optimum-quanto",
+    "_weight_qdata": "weights of torchao",
 }
 
 
@@ -119,6 +118,10 @@ def _of_tensor(name: str, info: TensorInfo, inventory: Mapping[str, TensorInfo])
         return "compressed-tensors with a quantized embedding"
     if name.startswith("layers.0.attention.wq."):
         return "Llama's and Mistral's own names of tensors (consolidated.*); use the files in Hugging Face's format"
+    if last.endswith(":qdata"):
+        return "torchao before version 0.15, whose tensors have other names; load the model with it, and save it again"
+    if last.endswith("_qdata") and last != "_weight_qdata":
+        return "torchao with quantized experts"
     if last == "pre_quant_scale":
         return "NVIDIA ModelOpt, whose inputs are multiplied by pre_quant_scale"
     return None
