@@ -45,8 +45,9 @@ Only what was run is in this table; "not tried" says nothing about whether it wo
 """
 
 _DECODED = (
-    "groups of HQQ's axis 0, blocks of bitsandbytes and groups of HQQ that end within rows, weights of bitsandbytes and "
-    "torchao that their tool rounds, with `--cpu-math exact`, quantized embeddings and quantized routers"
+    "AQLM and SqueezeLLM (`aqlm`, `squeezellm`, which are read and not written), groups of HQQ's axis 0, blocks of "
+    "bitsandbytes and groups of HQQ that end within rows, weights of bitsandbytes and torchao that their tool rounds, "
+    "with `--cpu-math exact`, quantized embeddings and quantized routers"
 )
 
 
@@ -112,6 +113,7 @@ ROWS = (
         (2, 3, 4, 5, 6, 7, 8),
     ),
     Row("torchao", "8-bit floats", LayerSpec(8, activation_bits=8, float8=Float8()), (8,)),
+    Row("qqq", "4 bits, computed as 8", LayerSpec(8, activation_bits=8), (8,)),
     Row("gguf", "Q4_0, Q5_0, Q8_0, Q3_K, Q6_K", LayerSpec(4, 32), (3, 4, 5, 6, 8)),
     Row("gguf", "Q4_1, Q5_1, Q2_K, Q4_K, Q5_K", LayerSpec(4, 32, False), (2, 4, 5), offsets=True),
     Row("gguf", "IQ4_NL, IQ4_XS, MXFP4", LayerSpec(4, 32, table="iq4_nl"), (4,)),

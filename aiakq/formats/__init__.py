@@ -43,6 +43,9 @@ FORMATS: Registry[Format] = Registry(
         "marlin": "aiakq.formats.marlin",
         "quanto": "aiakq.formats.quanto",
         "torchao": "aiakq.formats.torchao",
+        "qqq": "aiakq.formats.qqq",
+        "aqlm": "aiakq.formats.aqlm",
+        "squeezellm": "aiakq.formats.squeezellm",
     },
 )
 #: Formats for symmetric weights only -> the version of the same format that also supports zero points.

@@ -16,13 +16,11 @@ METHODS = {
     "exl2": "its weights are packed for ExLlamaV2",
     "exl3": "its weights are packed for ExLlamaV3",
     "gptq_p": "its weights are cut into bit planes (gptq_p); export it as gptq or gptq_v2",
-    "qqq": "QQQ, 4-bit weights that are repacked for its kernel; use a W4A8 version by llm-compressor, or GPTQ",
     "deepseek_v4_fp8": "FP8 weights with experts in FP4",
     "nvfp4": "NVFP4",
     "mxfp4": "MXFP4, which is read for GPT-OSS only",
     "gpt_oss_mxfp4": "MXFP4, which is read for GPT-OSS only",
     "mxfp8": "MXFP8",
-    "aqlm": "AQLM, whose weights are sums of vectors from code books; use the original model or another version",
     "vptq": "VPTQ, whose weights are vectors from code books; use the original model or another version",
     "eetq": "EETQ",
     "higgs": "HIGGS",
@@ -32,7 +30,6 @@ METHODS = {
     "sinq": "SINQ",
     "paroquant": "ParoQuant",
     "quip": "QuIP#",
-    "squeezellm": "SqueezeLLM, with a table per output and sparse outliers; use the original model or another version",
     "fouroversix": "NVFP4 of Four Over Six",
 }
 
