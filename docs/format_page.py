@@ -12,10 +12,11 @@ import torch
 
 from aiakq import formats
 from aiakq.formats.gguf.encoding import ENCODERS
+from aiakq.formats.input_rounding import scheme_of_kernel
 from aiakq.kernels.cpu import linear as native
 from aiakq.kernels.triton import linear as triton
 from aiakq.kernels.triton import linear_int8 as triton_int8
-from aiakq.kernels.types import WEIGHT_ONLY, LinearProblem
+from aiakq.kernels.types import LinearProblem
 from aiakq.spec import Float8, LayerSpec, QuantSpec
 
 _PAGE = """\
@@ -150,14 +151,11 @@ def _problems(row: Row, device: str) -> list[LinearProblem]:
     """Return what kernels are asked to compute: activations that are rounded before them are floats there."""
     problems = []
     for bits in row.widths:
-        spec = QuantSpec("gptq", row.format, **{**vars(row.layer), "bits": 8 if bits == 7 else bits})
-        separate = spec.activation_type is not None or (spec.float8 is not None and spec.scale_type == "e8m0")
-        scheme = WEIGHT_ONLY.get(spec.scheme, spec.scheme)
-        scheme = {"w8a8": "w8a16", "fp8a8": "fp8a16"}.get(scheme, scheme) if separate else scheme
+        spec = QuantSpec("gptq", row.format, **{**vars(row.layer), "bits": bits})
         size = 4096 if spec.group_size == -1 else spec.group_size
         problems.append(
             LinearProblem(
-                scheme=scheme,
+                scheme=scheme_of_kernel(spec),
                 n=4096,
                 k=4096,
                 group_size=size,
