@@ -46,9 +46,9 @@ Only what was run is in this table; "not tried" says nothing about whether it wo
 """
 
 _DECODED = (
-    "AQLM and SqueezeLLM (`aqlm`, `squeezellm`, which are read and not written), groups of HQQ's axis 0, blocks of "
-    "bitsandbytes and groups of HQQ that end within rows, weights of bitsandbytes and torchao that their tool rounds, "
-    "with `--cpu-math exact`, quantized embeddings and quantized routers"
+    "AQLM and SqueezeLLM (`aqlm`, `squeezellm`, which are read and not written), groups of quanto with 16-bit scales, "
+    "groups of HQQ's axis 0, blocks of bitsandbytes and groups of HQQ that end within rows, weights of bitsandbytes "
+    "and torchao that their tool rounds, with `--cpu-math exact`, quantized embeddings and quantized routers"
 )
 
 
@@ -104,6 +104,7 @@ ROWS = (
     Row("mlx", "mxfp4, nvfp4", _MXFP4, (4,)),
     Row("hqq", "zero points that are floats", LayerSpec(4, 64, False), (2, 3, 4, 5, 6, 8), zeros=True),
     Row("quanto", "integers", LayerSpec(8), (8,)),
+    Row("quanto", "groups with float32 scales", LayerSpec(4, 128, False), (2, 4), offsets=True),
     Row("quanto", "8-bit floats", LayerSpec(8, float8=Float8()), (8,)),
     Row("torchao", "int8, intx", LayerSpec(4, 32, False), (2, 3, 4, 5, 6, 7, 8), zeros=True),
     Row("torchao", "int4 in rows and in tiles", LayerSpec(4, 32, False), (4,), offsets=True),

@@ -107,8 +107,6 @@ def of_tensors(inventory: Mapping[str, TensorInfo]) -> str | None:
 
 def _of_tensor(name: str, info: TensorInfo, inventory: Mapping[str, TensorInfo]) -> str | None:
     module, _, last = name.rpartition(".")
-    if last == "_data" and module.endswith("._data"):
-        return "optimum-quanto with 2 or 4 bits"
     if last == "weight":
         return _of_weight(module, info, inventory)
     if last == "weight_packed" and "embed" in module.rpartition(".")[2]:
