@@ -12,10 +12,11 @@ import torch
 
 from aiakq import formats
 from aiakq.formats.gguf.encoding import ENCODERS
+from aiakq.formats.input_rounding import scheme_of_kernel
 from aiakq.kernels.cpu import linear as native
 from aiakq.kernels.triton import linear as triton
 from aiakq.kernels.triton import linear_int8 as triton_int8
-from aiakq.kernels.types import WEIGHT_ONLY, LinearProblem
+from aiakq.kernels.types import LinearProblem
 from aiakq.spec import Float8, LayerSpec, QuantSpec
 
 _PAGE = """\
@@ -45,8 +46,9 @@ Only what was run is in this table; "not tried" says nothing about whether it wo
 """
 
 _DECODED = (
+    "AQLM and SqueezeLLM (`aqlm`, `squeezellm`, which are read and not written), groups of quanto with 16-bit scales, "
     "groups of HQQ's axis 0, blocks of bitsandbytes and groups of HQQ that end within rows, weights of bitsandbytes "
-    "with `--cpu-math exact`, quantized embeddings and quantized routers"
+    "and torchao that their tool rounds, with `--cpu-math exact`, quantized embeddings and quantized routers"
 )
 
 
@@ -102,7 +104,18 @@ ROWS = (
     Row("mlx", "mxfp4, nvfp4", _MXFP4, (4,)),
     Row("hqq", "zero points that are floats", LayerSpec(4, 64, False), (2, 3, 4, 5, 6, 8), zeros=True),
     Row("quanto", "integers", LayerSpec(8), (8,)),
+    Row("quanto", "groups with float32 scales", LayerSpec(4, 128, False), (2, 4), offsets=True),
     Row("quanto", "8-bit floats", LayerSpec(8, float8=Float8()), (8,)),
+    Row("torchao", "int8, intx", LayerSpec(4, 32, False), (2, 3, 4, 5, 6, 7, 8), zeros=True),
+    Row("torchao", "int4 in rows and in tiles", LayerSpec(4, 32, False), (4,), offsets=True),
+    Row(
+        "torchao",
+        "int8, intx beside activations per token",
+        LayerSpec(4, 32, activation_bits=8, activation_type="int8"),
+        (2, 3, 4, 5, 6, 7, 8),
+    ),
+    Row("torchao", "8-bit floats", LayerSpec(8, activation_bits=8, float8=Float8()), (8,)),
+    Row("qqq", "4 bits, computed as 8", LayerSpec(8, activation_bits=8), (8,)),
     Row("gguf", "Q4_0, Q5_0, Q8_0, Q3_K, Q6_K", LayerSpec(4, 32), (3, 4, 5, 6, 8)),
     Row("gguf", "Q4_1, Q5_1, Q2_K, Q4_K, Q5_K", LayerSpec(4, 32, False), (2, 4, 5), offsets=True),
     Row("gguf", "IQ4_NL, IQ4_XS, MXFP4", LayerSpec(4, 32, table="iq4_nl"), (4,)),
@@ -139,14 +152,11 @@ def _problems(row: Row, device: str) -> list[LinearProblem]:
     """Return what kernels are asked to compute: activations that are rounded before them are floats there."""
     problems = []
     for bits in row.widths:
-        spec = QuantSpec("gptq", row.format, **{**vars(row.layer), "bits": 8 if bits == 7 else bits})
-        separate = spec.activation_type is not None or (spec.float8 is not None and spec.scale_type == "e8m0")
-        scheme = WEIGHT_ONLY.get(spec.scheme, spec.scheme)
-        scheme = {"w8a8": "w8a16", "fp8a8": "fp8a16"}.get(scheme, scheme) if separate else scheme
+        spec = QuantSpec("gptq", row.format, **{**vars(row.layer), "bits": bits})
         size = 4096 if spec.group_size == -1 else spec.group_size
         problems.append(
             LinearProblem(
-                scheme=scheme,
+                scheme=scheme_of_kernel(spec),
                 n=4096,
                 k=4096,
                 group_size=size,

@@ -21,6 +21,8 @@ class InputRounding:
                    units of ``input_scale`` (NVFP4). See ops/block_floats.py.
     reciprocal     whether scales in e4m3 are divided by ``input_scale``, instead of multiplied.
     zero           the zero point of uint8, -128 .. 127, that belongs to ``input_scale``.
+    inverse        whether inputs are multiplied by 1 / scale, and rounded before a zero point is added, to int8 and
+                   uint8, as torchao does.
     """
 
     group: int = 0
@@ -31,6 +33,7 @@ class InputRounding:
     scales: str = "float32"
     reciprocal: bool = False
     zero: int = 0
+    inverse: bool = False
 
     @property
     def is_separate(self) -> bool:

@@ -33,6 +33,17 @@ SCHEME_BITS = {
 #: Schemes whose inputs are rounded before any kernel -> that of the kernel.
 WEIGHT_ONLY = {"lut4a8": "lut4a16", "lut4a4": "lut4a16", **{f"w{bits}a8": f"w{bits}a16" for bits in (2, 3, 4, 5, 6)}}
 
+
+def kernel_scheme(scheme: str, rounding: InputRounding) -> str:
+    """Return the scheme of the kernel that computes a layer: a weight-only one if inputs are rounded before it, and
+    that of 8 bits for codes of 7, which are held in 8.
+    """
+    name = scheme.replace("w7", "w8") if scheme.startswith("w7") else scheme
+    if name.endswith("a8") and rounding.is_separate:
+        return name.removesuffix("a8") + "a16"
+    return WEIGHT_ONLY.get(name, name)
+
+
 #: 8-bit dtypes of the KV cache, with one scale per token and head, and the value to which the largest element of a head
 #: is scaled. e5m2 has exponent range to spare: its scales are near 1, so that products fit into float16.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 16.0}
@@ -103,9 +114,9 @@ class QWeight:
         """Return the weight-only layer that is applied to rounded inputs, for a rounding that no kernel computes; None
         for other weights: their kernels round the inputs, if any.
         """
-        if self.scheme not in WEIGHT_ONLY and not self.rounding.is_separate:
+        scheme = kernel_scheme(self.scheme, self.rounding)
+        if scheme == self.scheme:
             return None
-        scheme = WEIGHT_ONLY.get(self.scheme) or ("fp8a16" if self.code_type is not None else "w8a16")
         return replace(self, scheme=scheme, input_scale=None, rounding=InputRounding())
 
     def to(self, device: torch.device) -> QWeight:

@@ -160,8 +160,9 @@ FOLDER_ERRORS = {
     "format_unsupported": ErrorKind(
         "The quantization format of the checkpoint is not supported: {reason}.",
         "aiakq reads GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound, compressed-tensors with integers, FP8 or FP4, FP8 "
-        "(fp8, fbgemm_fp8), modelopt, GGUF, bitsandbytes, MLX, HQQ, Marlin, optimum-quanto of 8 bits, and formats of "
-        "installed plugins. Quantize the original model with aiakq quantize, or take a release in one of them.",
+        "(fp8, fbgemm_fp8), modelopt, GGUF, bitsandbytes, MLX, HQQ, Marlin, torchao, optimum-quanto, QQQ, "
+        "AQLM, SqueezeLLM, and formats of installed plugins. Quantize the original model with aiakq quantize, or take "
+        "a release in one of them.",
     ),
     "gguf_unsupported": ErrorKind(
         "This GGUF file is not supported: {reason}.",

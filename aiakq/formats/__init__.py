@@ -42,6 +42,10 @@ FORMATS: Registry[Format] = Registry(
         "hqq": "aiakq.formats.hqq",
         "marlin": "aiakq.formats.marlin",
         "quanto": "aiakq.formats.quanto",
+        "torchao": "aiakq.formats.torchao",
+        "qqq": "aiakq.formats.qqq",
+        "aqlm": "aiakq.formats.aqlm",
+        "squeezellm": "aiakq.formats.squeezellm",
     },
 )
 #: Formats for symmetric weights only -> the version of the same format that also supports zero points.
@@ -94,6 +98,12 @@ def dimensions(spec: QuantSpec, headers: Headers, read: Callable[[str], Tensor])
     found: Dimensions = _optional(
         spec.format, "read_dimensions", lambda headers, spec, _: load(spec.format).dimensions(headers, spec)
     )(headers, spec, read)
+    return found
+
+
+def described(headers: Headers, spec: QuantSpec, name: str) -> QuantSpec:
+    """Return how the linear ``name`` is stored: as files say, or as ``spec`` does. Raises ``format_unsupported``."""
+    found: QuantSpec = _optional(spec.format, "described", lambda headers, spec, _: spec)(headers, spec, name)
     return found
 
 

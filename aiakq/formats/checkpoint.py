@@ -61,6 +61,8 @@ class Checkpoint:
                shard in the meantime kills the process with SIGBUS.
     foreign    the tensors of what the folder was made from (made_folder.py), in place of shards; else None.
     threads    threads that read a tensor of a file that is not mapped.
+    shapes     packed linear -> N and K that the model has, once they are known; tensors of some formats do not tell
+               them.
     """
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
@@ -72,6 +74,7 @@ class Checkpoint:
         self.mapped = False
         self.foreign: ForeignTensors | None = None
         self.threads = 1
+        self.shapes: dict[str, tuple[int, int]] = {}
         self._mappings: dict[str, Any] = {}
         self._streams: dict[str, BinaryIO] = {}
         self._layouts: dict[str, str] = {}
@@ -379,7 +382,10 @@ class Checkpoint:
         """
         assert self.spec is not None, "an unquantized checkpoint has no packed linears"
         spec = self.spec.for_layer(prefix) or replace(self.spec, layers=())
-        return replace(spec, format=self.layout(prefix))
+        spec = replace(spec, format=self.layout(prefix))
+        if prefix in self.shapes:
+            spec = replace(spec, notes={**spec.notes, "shape": self.shapes[prefix]})
+        return formats.described(self.linear_headers(prefix), spec, prefix)
 
     def read_linear(self, prefix: str) -> QWeight | formats.DecodedWeight:
         """Read one packed linear with N outputs and K inputs, with its bias [N] if it has one.

@@ -101,6 +101,7 @@ APPLIED: Mapping[str, Collection[str]] = {
     ),
     "hqq": {"quant_method", "quant_config", "skip_modules"},
     "fbgemm_fp8": {"quant_method", "activation_scale_ub"},
+    "torchao": frozenset("quant_method quant_type include_input_output_embeddings untie_embedding_weights".split()),
     "gguf": {"quant_method", "blocks", "modules", "not_quantized"},
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"), _MODELOPT),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiakq.kernels.types import InputRounding
+from aiakq.kernels.types import InputRounding, kernel_scheme
 from aiakq.spec import Float8, LayerSpec, QuantSpec
 
 #: The smallest scale that FBGEMM computes.
@@ -33,3 +33,8 @@ def rounding_of(spec: QuantSpec | LayerSpec, reciprocal: bool = False) -> InputR
     if float8.bound is None:
         return rounding
     return InputRounding(rounding.group, rounding.powers_of_two, float8.bound, FBGEMM_MIN_SCALE)
+
+
+def scheme_of_kernel(spec: QuantSpec, scheme: str | None = None) -> str:
+    """Return the scheme of the kernel for the layers of ``spec``; ``scheme``: theirs, where files have other widths."""
+    return kernel_scheme(scheme or spec.scheme, rounding_of(spec))

@@ -174,6 +174,7 @@ class _Comparison:
             if bias:
                 self._tensor(f"{name}.{BIAS}", (n,))
             return
+        self.checkpoint.shapes[source] = (n, k)
         spec = self.checkpoint.linear_spec(source)
         names = self.checkpoint.linear_tensors(source)
         headers = self.checkpoint.linear_headers(source)

@@ -80,8 +80,9 @@ MAX_TENSORS = 100_000
 class TensorInfo:
     """The header entry of one tensor; ``file`` is the name of the shard inside the folder.
 
-    offset   position of its first byte in the file.
-    strides  strides in elements, for a tensor of torch's files that is not contiguous; else None.
+    offset    position of its first byte in the file.
+    strides   strides in elements, for a tensor of torch's files that is not contiguous; else None.
+    metadata  the texts that the file holds beside its tensors, by name.
     """
 
     dtype: str
@@ -89,6 +90,7 @@ class TensorInfo:
     file: str
     offset: int = field(default=0, compare=False)
     strides: tuple[int, ...] | None = field(default=None, compare=False)
+    metadata: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +142,7 @@ def parse_header(stream: BinaryIO, file: str) -> tuple[bytes, dict[str, TensorIn
         raise bad(f"its header is not JSON ({problem})") from None
     if not isinstance(header, dict):
         raise bad("its header is not a JSON object")
-    header.pop("__metadata__", None)
+    metadata = _texts(header.pop("__metadata__", None))
     infos: dict[str, TensorInfo] = {}
     spans: list[tuple[int, int]] = []
     for name, entry in header.items():
@@ -150,7 +152,7 @@ def parse_header(stream: BinaryIO, file: str) -> tuple[bytes, dict[str, TensorIn
             raise unread_dtype(name, file, entry["dtype"])
         dtype, shape = _entry(name, entry, bad)
         start, end = entry["data_offsets"]
-        infos[name] = TensorInfo(dtype, shape, file, 8 + length + start)
+        infos[name] = TensorInfo(dtype, shape, file, 8 + length + start, metadata=metadata)
         if end - start != infos[name].nbytes:
             raise bad(f"tensor {name} has {end - start} bytes, its shape needs {infos[name].nbytes}")
         spans.append((start, end))
@@ -211,6 +213,12 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(result) != len(pairs):
         raise ValueError("a name appears twice")
     return result
+
+
+def _texts(value: object) -> Mapping[str, str]:
+    """Return the entries of ``__metadata__`` that are texts, as all are in files of the safetensors package."""
+    entries = value if isinstance(value, dict) else {}
+    return {name: text for name, text in entries.items() if isinstance(text, str)}
 
 
 def _sizes(value: object) -> TypeGuard[list[int]]:

@@ -16,15 +16,11 @@ METHODS = {
     "exl2": "its weights are packed for ExLlamaV2",
     "exl3": "its weights are packed for ExLlamaV3",
     "gptq_p": "its weights are cut into bit planes (gptq_p); export it as gptq or gptq_v2",
-    "qqq": "QQQ, 4-bit weights that are repacked for its kernel; use a W4A8 version by llm-compressor, or GPTQ",
     "deepseek_v4_fp8": "FP8 weights with experts in FP4",
     "nvfp4": "NVFP4",
     "mxfp4": "MXFP4, which is read for GPT-OSS only",
     "gpt_oss_mxfp4": "MXFP4, which is read for GPT-OSS only",
     "mxfp8": "MXFP8",
-    "torchao": "torchao, whose tensors only the version that wrote them can take apart; load the model with it, "
-    "dequantize it and save it as floats",
-    "aqlm": "AQLM, whose weights are sums of vectors from code books; use the original model or another version",
     "vptq": "VPTQ, whose weights are vectors from code books; use the original model or another version",
     "eetq": "EETQ",
     "higgs": "HIGGS",
@@ -34,7 +30,6 @@ METHODS = {
     "sinq": "SINQ",
     "paroquant": "ParoQuant",
     "quip": "QuIP#",
-    "squeezellm": "SqueezeLLM, with a table per output and sparse outliers; use the original model or another version",
     "fouroversix": "NVFP4 of Four Over Six",
 }
 
@@ -97,6 +92,7 @@ _EXPLAINED = {
     "quant_map": "weights of bitsandbytes",
     "W_q": "weights of HQQ",
     "_data": "weights of optimum-quanto",
+    "_weight_qdata": "weights of torchao",
 }
 
 
@@ -111,14 +107,16 @@ def of_tensors(inventory: Mapping[str, TensorInfo]) -> str | None:
 
 def _of_tensor(name: str, info: TensorInfo, inventory: Mapping[str, TensorInfo]) -> str | None:
     module, _, last = name.rpartition(".")
-    if last == "_data" and module.endswith("._data"):
-        return "optimum-quanto with 2 or 4 bits"
     if last == "weight":
         return _of_weight(module, info, inventory)
     if last == "weight_packed" and "embed" in module.rpartition(".")[2]:
         return "compressed-tensors with a quantized embedding"
     if name.startswith("layers.0.attention.wq."):
         return "Llama's and Mistral's own names of tensors (consolidated.*); use the files in Hugging Face's format"
+    if last.endswith(":qdata"):
+        return "torchao before version 0.15, whose tensors have other names; load the model with it, and save it again"
+    if last.endswith("_qdata") and last != "_weight_qdata":
+        return "torchao with quantized experts"
     if last == "pre_quant_scale":
         return "NVIDIA ModelOpt, whose inputs are multiplied by pre_quant_scale"
     return None

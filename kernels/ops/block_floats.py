@@ -5,7 +5,8 @@ DeepSeek-V3 and FBGEMM do: x / scale, cut off at +-448, rounded to the nearest e
 
 The formats are those of OCP Microscaling Formats, version 1.0, and of NVIDIA's NVFP4. How scales are chosen follows the
 publishers' own code: compressed-tensors (quantization/utils) and ModelOpt (quantization/qtensor). All in float32.
-Integers with a zero point, or beside weights of fewer bits, are those of compressed-tensors, too.
+Integers with a zero point, or beside weights of fewer bits, are those of compressed-tensors, or of torchao
+(quantization/quant_primitives.py).
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def round_inputs(x: Tensor, input_scale: Tensor | None, rounding: InputRounding)
 
 def _rounded_to_integers(x: Tensor, input_scale: Tensor | None, rounding: InputRounding) -> Tensor:
     """Return x [M, K] float32 rounded to -128 .. 127 around a zero point; scales and zero points are those of
-    ``calculate_qparams`` of compressed-tensors, one of each per row and group."""
+    ``calculate_qparams`` of compressed-tensors or of ``choose_qparams_affine`` of torchao (``inverse``), one of each
+    per row and group."""
     k = x.shape[1]
     size = rounding.group or k
     values = F.pad(x, (0, -k % size)).view(len(x), -1, size)
@@ -57,12 +59,16 @@ def _rounded_to_integers(x: Tensor, input_scale: Tensor | None, rounding: InputR
     else:
         low, high = values.amin(-1, keepdim=True).clamp_(max=0), values.amax(-1, keepdim=True).clamp_(min=0)
         if rounding.elements == "int8":
-            scale, zero = torch.maximum(-low, high) / 127.5, torch.zeros_like(low)
+            scale, zero = (torch.maximum(-low, high) / 127.5).clamp_(min=rounding.min_scale), torch.zeros_like(low)
         else:
-            scale = (high - low) / 255
-            zero = (-128 - low / scale).clamp_(-128, 127).round_().nan_to_num_(0.0)
+            scale = ((high - low) / 255).clamp_(min=rounding.min_scale)
+            zero = -128 - (low / scale).round_() if rounding.inverse else (-128 - low / scale)
+            zero = zero.clamp_(-128, 127).round_().nan_to_num_(0.0)
         scale = torch.where(scale == 0, torch.full_like(scale, torch.finfo(torch.float32).eps), scale)
-    codes = (values / scale + zero).round_().clamp_(-128, 127)
+    if rounding.inverse:
+        codes = ((values * (1.0 / scale)).round_() + zero).clamp_(-128, 127)
+    else:
+        codes = (values / scale + zero).round_().clamp_(-128, 127)
     return ((codes - zero) * scale).flatten(1)[:, :k]
 
 

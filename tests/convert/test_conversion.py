@@ -56,6 +56,7 @@ EXACT = [
     ("lc-mxfp4", "compressed-tensors", "lut4a4 g32 e2m1 e8m0"),
     ("lc-nvfp4", "compressed-tensors", "lut4a4 g16 e2m1 e4m3"),
     ("quanto-int8", "gptq", "w8a16 channel sym"),
+    ("ao-int8", "gptq", "w8a16 channel sym"),
     ("bnb-nf4", "fp32", "float32"),
     ("hqq-3bit-axis0", "fp32", "float32"),
 ]

@@ -38,6 +38,8 @@ def test_logits_are_those_of_the_weights(folder, impl):
     away = ((found - wanted).norm() / wanted.norm()).item()
     # What is expected of others with rounded activations leaves their rounding out.
     rounded = {"lc-sq": 0.04, "lc-fp8_dynamic": 0.06, "fp8-deepseek-block": 0.06, "lc-nvfp4": 0.25}
+    # The largest input of a token lies between two codes (fixtures/README.md).
+    rounded |= {"ao-int8-dyn": 0.01}
     assert away < (1e-5 if "logits_rounded_fp32" in expected else rounded.get(folder.name, 1e-5))
 
 

@@ -94,7 +94,8 @@ def config_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     params = Params(values)
     _check_kind(params)
-    heads, layers = params.get("n_heads", SIZE), params.get("n_layers", SIZE)
+    layers = params.get("n_layers", SIZE)
+    heads, kv_heads, head_dim = _heads(params)
     positions = params.get("max_position_embeddings", SIZE, None)
     longest = params.get("max_seq_len", SIZE, None)
     config = {
@@ -104,8 +105,8 @@ def config_of(values: Mapping[str, Any]) -> dict[str, Any]:
         "intermediate_size": params.get("hidden_dim", SIZE),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": params.get("n_kv_heads", SIZE, heads),
-        "head_dim": params.get("head_dim", SIZE, params.get("dim", SIZE) // heads),
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": float(params.get("norm_eps", _NUMBER)),
         "vocab_size": params.get("vocab_size", SIZE),
@@ -126,6 +127,17 @@ def config_of(values: Mapping[str, Any]) -> dict[str, Any]:
         params.raw(key)
     params.check_all_read()
     return config | {"sliding_window": window}
+
+
+def _heads(params: Params) -> tuple[int, int, int]:
+    """Return the numbers of heads and of key-value heads, and the size of a head. Raises ``model_malformed``."""
+    heads, dim = params.get("n_heads", SIZE), params.get("dim", SIZE)
+    kv_heads, head_dim = params.get("n_kv_heads", SIZE, heads), params.get("head_dim", SIZE, None)
+    if heads % kv_heads:
+        raise params.malformed("n_heads", f"a multiple of n_kv_heads, {kv_heads}")
+    if head_dim is None and dim % heads:
+        raise params.malformed("n_heads", f"a divisor of dim, {dim}, without a head_dim")
+    return heads, kv_heads, head_dim or dim // heads
 
 
 def _check_kind(params: Params) -> None:

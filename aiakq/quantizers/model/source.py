@@ -264,6 +264,7 @@ class SourceModel:
         """Fill a linear that is quantized in the checkpoint with the dequantized weight; False if it is not."""
         if not isinstance(module, nn.Linear) or name not in self._quantized:
             return False
+        self.checkpoint.shapes[name] = (module.out_features, module.in_features)
         take_weight(module, self.checkpoint.read_linear(name), self.device)
         return True
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.input_rounding import scheme_of_kernel
 from aiakq.formats.inventory import Difference
 from aiakq.formats.model_folder import MANIFEST, read_json
 from aiakq.formats.safetensors_file import DTYPE_BYTES, DTYPE_NAMES, TensorInfo
 from aiakq.kernels.ops import Ops, PlannedOps
-from aiakq.kernels.types import WEIGHT_ONLY, DenseProblem, LinearProblem
+from aiakq.kernels.types import DenseProblem, LinearProblem
 from aiakq.spec import QuantSpec
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo
     dimensions, group_size = checkpoint.dimensions(name)
     scheme = spec.scheme if spec.activation_bits or spec.float8 or spec.table else f"w{dimensions.bits}a16"
     problem = LinearProblem(
-        scheme=_kernel_scheme(spec, scheme),
+        scheme=scheme_of_kernel(spec, scheme),
         n=dimensions.n,
         k=dimensions.k,
         group_size=group_size,
@@ -295,14 +296,6 @@ def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo
     return Layer(
         name, "linear", scheme, dimensions.n, dimensions.k, group_size, nbytes, selection.name, selection.passed_over
     )
-
-
-def _kernel_scheme(spec: QuantSpec, scheme: str) -> str:
-    """Return the scheme of the kernel that computes a linear: activations may be rounded before it, and codes of 7 bits
-    are held in 8."""
-    if (spec.activation_type is not None and scheme == "w8a8") or scheme in ("w7a8", "w7a16"):
-        return "w8a16"
-    return WEIGHT_ONLY.get(scheme, scheme)
 
 
 def _plain(name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:

@@ -189,6 +189,7 @@ class CheckpointWeights(LinearBuilder):
             assert self.rounding is not None, name
             bias = self._bias(name, n) if self.has(f"{name}.bias") else None
             return self.rounding.rounded(name, self._stored(f"{name}.weight", n, k), bias)
+        self.checkpoint.shapes[source] = (n, k)
         weight = self.checkpoint.read_linear(source)
         if (weight.n, weight.k) != (n, k):
             raise error(

@@ -73,6 +73,8 @@ def test_mistral_7b_v01_has_the_rotary_base_of_its_time():
         ({"dim": "64"}, "dim is '64'"),
         ({"n_layers": None}, "n_layers is missing"),
         ({"n_heads": 2**63}, "n_heads"),
+        ({"n_heads": 7, "n_kv_heads": 7, "head_dim": None}, "params.json"),
+        ({"n_heads": 7, "n_kv_heads": 2}, "params.json"),
         ({"moe": 3}, "moe is 3"),
     ],
 )
