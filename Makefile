@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two at a time: many tests wait for servers.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
 
-.PHONY: help image release quickstart test test-all test-fast test-elsewhere lint check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize triton resolve gpu clean
+.PHONY: help image release quickstart test test-all test-fast test-elsewhere lint check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize triton ptx resolve gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -130,6 +130,13 @@ triton: $(VENV)/.test  ## compile the GPU kernels with the newest Triton of the 
 	rm -rf $(VENV)/triton
 	$(BIN)/pip install -qq --disable-pip-version-check --no-deps --target $(VENV)/triton triton$(addprefix ==,$(TRITON))
 	PYTHONPATH=$(VENV)/triton KERNEL_COMPILE=$(COMPILE) $(BIN)/pytest -q tests/kernels/triton/test_triton_compiled.py
+
+# Also: KERNELS=tests/kernels/triton/test_triton_linear.py for one file.
+ARCH ?= 80
+KERNELS ?= tests/kernels/triton
+ptx: $(VENV)/.test  ## run the GPU kernels' tests on an emulator of what they are compiled to for sm_$(ARCH); needs g++
+	$(PYTEST) tests/ptx
+	KERNEL_PTX=$(ARCH) $(PYTEST) $(KERNELS)
 
 resolve: | $(BIN)/pip  ## whether pip can resolve what the GPU image installs; downloads metadata, or wheels where there is none
 	$(PYTHON) examples/deploy/requirements.py --device gpu > $(VENV)/gpu.txt

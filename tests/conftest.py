@@ -31,8 +31,9 @@ os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Tables have the width for a pipe, whatever terminal the tests are started from.
 os.environ.pop("COLUMNS", None)
-# Triton asks this when it is imported, and other packages import it while their tests are collected.
-if not torch.cuda.is_available():
+# Triton asks this when it is imported, and other packages import it while their tests are collected. With KERNEL_PTX,
+# kernels are compiled instead, and tests/ptx executes what they are compiled to.
+if not torch.cuda.is_available() and "KERNEL_PTX" not in os.environ:
     os.environ["TRITON_INTERPRET"] = "1"
 spin_briefly()
 # Workers of xdist share the processors: with more threads than processors, most of the time would go to waiting.

@@ -102,6 +102,8 @@ def round_kernel(
             old = tl.load(values_ptr + i * values_stride + rows, mask=there, other=0.0)
             code = _codes(old + tl.load(steps_ptr + i) * x, scale, zero, TOP)
             new = (code - zero) * scale
+            # All warps load the old values, and one of them stores the new ones.
+            tl.debug_barrier()
             tl.store(values_ptr + i * values_stride + rows, new, mask=there)
             result = new - old
         else:

@@ -1,0 +1,171 @@
+"""A driver for Triton whose GPU is the emulator: kernels are compiled, and their PTX runs on tensors of the CPU.
+
+Launchers, self-test and tests of the product are used as they are. Triton has to be imported without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from ptx import library
+from ptx.program import Program, RunOptions, Span
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+
+#: Bytes of shared memory that a block may have, and multiprocessors: of an A100 and an H100.
+SHARED = {80: 166912, 90: 232448}
+PROCESSORS = {80: 108, 90: 132}
+
+
+@dataclass
+class Emulation:
+    """How kernels are executed, and what was.
+
+    arch      compute capability times ten of the GPU.
+    options   of every launch from now on.
+    rewrite   changes the PTX of kernels, by name, before it is decoded.
+    programs  the kernels that have run, by name, each with its compiled variants.
+    seconds   of processor time that the emulator took, without compiling and decoding.
+    """
+
+    arch: int
+    options: RunOptions = field(default_factory=RunOptions)
+    rewrite: Callable[[str, str], str] | None = None
+    programs: dict[str, list[Program]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """The number of instructions that warps have executed."""
+        return sum(program.steps for variants in self.programs.values() for program in variants)
+
+
+class EmulatedGpu:
+    """A driver of a GPU of one kind."""
+
+    def __init__(self, emulation: Emulation) -> None:
+        self.emulation = emulation
+        self.utils = self
+        self.launcher_cls = lambda source, metadata: _Launcher(source, metadata, emulation)
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.emulation.arch, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": SHARED[self.emulation.arch]}
+
+    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        """Return the module, the function, registers, spills and the most threads of a block."""
+        return 1, 1, 0, 0, 1024
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return kind
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+
+def install(arch: int) -> Emulation:
+    """Let Triton compile for ``arch`` and run on the emulator, with launches as on the usual GPU of that kind.
+
+    Kernels are compiled to PTX and not further, so what is compiled has a cache of its own.
+    """
+    from aiakq.kernels.triton import configs
+
+    emulation = Emulation(arch)
+    os.environ["TRITON_CACHE_DIR"] = str(library.FOLDER / "triton")
+    CUDABackend.make_cubin = lambda *_: b""
+    CompiledKernel._init_handles = _load
+    driver.set_active(EmulatedGpu(emulation))
+    configs.assume(configs.Gpu("default", PROCESSORS[arch], arch))
+    return emulation
+
+
+class _Launcher:
+    """Runs a compiled kernel; Triton calls it with all arguments of the function, constants too."""
+
+    def __init__(self, source: Any, metadata: Any, emulation: Emulation) -> None:
+        self._types = list(source.signature.values())
+        self._emulation = emulation
+        self._program: Program | None = None
+
+    def load(self, name: str, text: str, shared: int) -> None:
+        """Decode the PTX of the kernel."""
+        if self._emulation.rewrite is not None:
+            text = self._emulation.rewrite(name, text)
+        self._program = Program(text, shared)
+        self._emulation.programs.setdefault(name, []).append(self._program)
+
+    def __call__(self, x: int, y: int, z: int, *rest: Any) -> None:
+        arguments = rest[-len(self._types) :] if self._types else ()
+        given = [(kind, value) for kind, value in zip(self._types, arguments, strict=True) if kind != "constexpr"]
+        assert self._program is not None
+        bits = [_bits(kind, value) for kind, value in given]
+        # What follows are addresses of memory that Triton may ask for and these kernels do not.
+        bits += [b""] * (len(self._program.kernel.parameter_sizes) - len(bits))
+        tensors = [value for _, value in given if isinstance(value, Tensor)]
+        spans = set(_spans(tensors))
+        started = time.process_time()
+        try:
+            self._program.run((x, y, z), bits, spans, self._emulation.options)
+        finally:
+            self._emulation.seconds += time.process_time() - started
+
+
+def _bits(kind: str, value: Any) -> bytes:
+    if kind.startswith("*"):
+        return struct.pack("<Q", value.data_ptr())
+    if kind.startswith("fp"):
+        return struct.pack({"fp32": "<f", "fp64": "<d"}[kind], value)
+    size = max(8, int(kind.lstrip("iu"))) // 8
+    return int(value).to_bytes(size, "little", signed=value < 0)
+
+
+def _spans(tensors: Iterable[Tensor]) -> Iterator[Span]:
+    """The memory of tensors, and of those whose addresses are numbers in one of them."""
+    addresses: set[int] = set()
+    for tensor in tensors:
+        yield _span(tensor)
+        if tensor.dtype == torch.int64:
+            addresses.update(tensor[tensor > 1 << 32].tolist())
+    if addresses:
+        for other in gc.get_objects():
+            if issubclass(type(other), Tensor) and other.device.type == "cpu" and other.layout == torch.strided:
+                span = _span(other)
+                if any(span.begin <= address < span.end for address in addresses):
+                    yield span
+
+
+def _span(tensor: Tensor) -> Span:
+    storage = tensor.untyped_storage()
+    return Span(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+
+
+_init_handles = CompiledKernel._init_handles
+
+
+def _load(self: CompiledKernel) -> None:
+    """Load a kernel as Triton does, and give its PTX to the launcher."""
+    _init_handles(self)
+    if isinstance(self._run, _Launcher) and self._run._program is None:
+        self._run.load(self.name, self.asm["ptx"], self.metadata.shared)

@@ -1,0 +1,440 @@
+// Memory, its checks, and the instructions that use it.
+#include <algorithm>
+
+#include "emulator.h"
+
+namespace ptx {
+namespace {
+
+std::string hex(uint64_t number) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(number));
+    return text;
+}
+
+std::string where(uint32_t address, uint32_t count) {
+    return " of shared memory, " + std::to_string(count) + " bytes at " + std::to_string(address);
+}
+
+}  // namespace
+
+// --- global -----------------------------------------------------------------------------------------------------------
+
+GlobalMemory::GlobalMemory(std::vector<Region> regions) : regions_(std::move(regions)) {
+    std::sort(regions_.begin(), regions_.end(), [](const Region& a, const Region& b) { return a.begin < b.begin; });
+}
+
+uint8_t* GlobalMemory::at(uint64_t address, uint32_t count, const char* access) {
+    if (address < last_.begin || address + count > last_.end) {
+        auto after = std::upper_bound(
+            regions_.begin(), regions_.end(), address, [](uint64_t a, const Region& r) { return a < r.begin; });
+        if (after == regions_.begin() || address + count > (after - 1)->end || address + count < address) {
+            std::string place = "no tensor is near";
+            if (after != regions_.begin() && address >= (after - 1)->end) {
+                const Region& before = *(after - 1);
+                place = std::to_string(address - before.end) + " bytes after the end of a tensor of " +
+                        std::to_string(before.end - before.begin);
+            }
+            if (after != regions_.begin() && address < (after - 1)->end) place = "it ends after the end of a tensor";
+            if (after != regions_.end() && after->begin - address < 4096) {
+                place += ", " + std::to_string(after->begin - address) + " bytes before the start of one";
+            }
+            throw Fault(std::string("out of bounds: ") + access + " of " + std::to_string(count) +
+                        " bytes of global memory at " + hex(address) + ": " + place);
+        }
+        last_ = *(after - 1);
+    }
+    if (address % count) {
+        throw Fault(std::string("misaligned: ") + access + " of " + std::to_string(count) +
+                    " bytes of global memory at " + hex(address));
+    }
+    return reinterpret_cast<uint8_t*>(address);
+}
+
+// --- shared -----------------------------------------------------------------------------------------------------------
+
+SharedMemory::SharedMemory(int32_t size)
+    : bytes_(size), written_(size), read_(size), writers_(size), copying_(size), size_(size) {}
+
+void SharedMemory::new_block() {
+    barrier();
+    begin_ = now_;
+    std::fill(bytes_.begin(), bytes_.end(), 0xa5);
+    std::fill(copying_.begin(), copying_.end(), 0);
+}
+
+void SharedMemory::barrier() {
+    if (++now_ < 1u << 23) return;
+    // Tags have no more room: what was written stays written, before everything.
+    for (uint32_t& tag : written_) tag = tag >> SHIFT < begin_ ? 0 : (tag & ((1u << SHIFT) - 1)) | 1u << SHIFT;
+    std::fill(read_.begin(), read_.end(), 0);
+    now_ = 2, begin_ = 1;
+}
+
+void SharedMemory::check(uint32_t address, uint32_t count) const {
+    if (uint64_t(address) + count > uint64_t(size_)) {
+        throw Fault("out of bounds: " + std::to_string(count) + " bytes at " + std::to_string(address) + " of " +
+                    std::to_string(size_) + " bytes of shared memory");
+    }
+    if (address % count) {
+        throw Fault("misaligned: " + std::to_string(count) + " bytes of shared memory at " + std::to_string(address));
+    }
+}
+
+bool SharedMemory::read(uint32_t address, uint32_t count, int warp, uint8_t* out) {
+    check(address, count);
+    const uint32_t *written = written_.data() + address, mine = uint32_t(warp);
+    uint32_t* readers = read_.data() + address;
+    const uint32_t none = begin_ << SHIFT, now = now_ << SHIFT;
+    uint32_t raced = 0, missing = 0, undefined = 0, copied = 0;
+    for (uint32_t b = 0; b < count; b++) {
+        uint32_t tag = written[b];
+        missing |= tag < none;
+        if (tag >= now && (tag & ~UNDEFINED) != (now | mine)) raced |= !(tag & SEVERAL) || !(writers_[address + b] >> mine & 1);
+        undefined |= tag & UNDEFINED;
+        copied |= copying_[address + b];
+        uint32_t reader = readers[b];
+        readers[b] = reader >= now && reader != (now | mine) ? now | SEVERAL : now | mine;
+    }
+    if (copied) throw Fault("unfinished copy: a read" + where(address, count) + ", which cp.async may still write");
+    if (missing) throw Fault("uninitialized: a read" + where(address, count) + ", which nobody wrote");
+    if (raced) throw Fault("race: a read" + where(address, count) + ", which another warp wrote since the last barrier");
+    std::memcpy(out, bytes_.data() + address, count);
+    return undefined;
+}
+
+bool SharedMemory::check_write(uint32_t address, uint32_t count, int warp) const {
+    check(address, count);
+    const uint32_t now = now_ << SHIFT, mine = uint32_t(warp);
+    uint32_t raced = 0, copied = 0;
+    for (uint32_t b = address; b < address + count; b++) {
+        raced |= written_[b] >= now && (written_[b] & ~UNDEFINED) != (now | mine);
+        raced |= read_[b] >= now && read_[b] != (now | mine);
+        copied |= copying_[b];
+    }
+    if (copied) throw Fault("unfinished copy: a write" + where(address, count) + ", which cp.async may still write");
+    return raced;
+}
+
+// Several warps may write the same since a barrier: a layout can have the same element in several of them.
+void SharedMemory::write_again(uint32_t address, uint32_t count, int warp, const uint8_t* data, uint32_t undefined) {
+    const uint32_t now = now_ << SHIFT;
+    for (uint32_t b = 0; b < count; b++) {
+        uint32_t& tag = written_[address + b];
+        if (tag < now || bytes_[address + b] != data[b]) {
+            throw Fault("race: a write" + where(address, count) + ", which another warp used since the last barrier");
+        }
+        Mask& writers = writers_[address + b];
+        if (!(tag & SEVERAL)) writers = 1u << (tag & WARP);
+        writers |= 1u << warp;
+        tag |= SEVERAL | undefined;
+    }
+}
+
+void SharedMemory::write(uint32_t address, uint32_t count, int warp, const uint8_t* data, bool undefined) {
+    const uint32_t flag = undefined ? UNDEFINED : 0;
+    if (check_write(address, count, warp)) return write_again(address, count, warp, data, flag);
+    std::memcpy(bytes_.data() + address, data, count);
+    std::fill_n(written_.begin() + address, count, now_ << SHIFT | flag | uint32_t(warp));
+}
+
+void SharedMemory::begin_copy(uint32_t address, uint32_t count, int warp) {
+    if (check_write(address, count, warp)) {
+        throw Fault("race: a copy to" + where(address, count) + ", which another warp used since the last barrier");
+    }
+    std::fill_n(copying_.begin() + address, count, 1);
+    std::fill_n(bytes_.begin() + address, count, 0xa5);
+}
+
+void SharedMemory::end_copy(uint32_t address, uint32_t count, int warp, const uint8_t* data) {
+    std::fill_n(copying_.begin() + address, count, 0);
+    std::memcpy(bytes_.data() + address, data, count);
+    std::fill_n(written_.begin() + address, count, now_ << SHIFT | uint32_t(warp));
+}
+
+void Warp::addresses(const Operand& o, Mask m, uint64_t* out) {
+    int size = o.size;
+    if (undefined(o, size) & m) throw Fault("undefined: an address depends on a value that was never written");
+    if (size == 8) {
+        const uint64_t* in = value<uint64_t>(o);
+        for (int l = 0; l < LANES; l++) out[l] = in[l] + uint64_t(o.displacement);
+    } else {
+        const uint32_t* in = value<uint32_t>(o);
+        for (int l = 0; l < LANES; l++) out[l] = uint32_t(in[l] + uint32_t(o.displacement));
+    }
+}
+
+namespace {
+
+// --- loads and stores -------------------------------------------------------------------------------------------------
+
+constexpr int MAX_BYTES = 32;  // of a lane
+
+void set_register(Warp& w, const Operand& o, const uint64_t* values, Mask undefined, Mask m) {
+    if (o.size == 8) return w.assign(o, values, undefined, m);
+    auto narrow = [&](auto zero) {
+        decltype(zero) out[LANES];
+        for (int l = 0; l < LANES; l++) out[l] = decltype(zero)(values[l]);
+        w.assign(o, out, undefined, m);
+    };
+    if (o.size == 4) return narrow(uint32_t());
+    if (o.size == 2) return narrow(uint16_t());
+    narrow(uint8_t());
+}
+
+uint64_t register_bits(Warp& w, const Operand& o, int size, int lane) {
+    int own = o.constant ? size : o.size;
+    uint64_t bits = 0;
+    std::memcpy(&bits, w.place(o, own) + own * lane, own);
+    return bits;
+}
+
+// T: unsigned to fill wider registers with zeros, signed to repeat the sign.
+template <class T>
+void unpack_lanes(Warp& w, const Instruction& i, const uint8_t (*data)[MAX_BYTES], Mask undefined, Mask m) {
+    for (int part = 0; part < i.count - 1; part++) {
+        uint64_t values[LANES];
+        for (int l = 0; l < LANES; l++) {
+            T one;
+            std::memcpy(&one, data[l] + part * sizeof(T), sizeof(T));
+            values[l] = uint64_t(int64_t(one));
+            if (!std::is_signed_v<T>) values[l] = one;
+        }
+        set_register(w, i.operands[part], values, undefined, m);
+    }
+}
+
+template <class T, bool SHARED>
+void load(Warp& w, const Instruction& i, Mask m) {
+    const uint32_t count = uint32_t((i.count - 1) * sizeof(T));
+    uint64_t address[LANES];
+    w.addresses(i.operands[i.count - 1], m, address);
+    alignas(32) uint8_t data[LANES][MAX_BYTES];
+    Mask undefined = 0;
+    for (int l = 0; l < LANES; l++) {
+        if (!(m >> l & 1)) continue;
+        if (SHARED) {
+            undefined |= Mask(w.block->shared.read(uint32_t(address[l]), count, w.number, data[l])) << l;
+        } else {
+            std::memcpy(data[l], w.block->global.at(address[l], count, "a read"), count);
+        }
+    }
+    unpack_lanes<T>(w, i, data, undefined, m);
+}
+
+template <class T, bool SHARED>
+void store(Warp& w, const Instruction& i, Mask m) {
+    const int parts = i.count - 1;
+    const uint32_t count = uint32_t(parts * sizeof(T));
+    uint64_t address[LANES];
+    w.addresses(i.operands[parts], m, address);
+    Mask undefined = 0;
+    for (int part = 0; part < parts; part++) {
+        const Operand& o = i.operands[part];
+        undefined |= w.undefined(o, o.constant ? sizeof(T) : o.size);
+    }
+    if (!SHARED && (undefined & m)) throw Fault("undefined: a value that was never written goes to global memory");
+    for (int l = 0; l < LANES; l++) {
+        if (!(m >> l & 1)) continue;
+        uint8_t data[MAX_BYTES];
+        for (int part = 0; part < parts; part++) {
+            uint64_t bits = register_bits(w, i.operands[part], sizeof(T), l);
+            std::memcpy(data + part * sizeof(T), &bits, sizeof(T));
+        }
+        if (SHARED) {
+            w.block->shared.write(uint32_t(address[l]), count, w.number, data, undefined >> l & 1);
+        } else {
+            std::memcpy(w.block->global.at(address[l], count, "a write"), data, count);
+        }
+    }
+}
+
+// From the offset of a parameter, or from an address made of it.
+template <class T>
+void load_parameter(Warp& w, const Instruction& i, Mask m) {
+    uint64_t address[LANES], values[LANES] = {};
+    w.addresses(i.operands[1], m, address);
+    for (int l = 0; l < LANES; l++) {
+        if (!(m >> l & 1)) continue;
+        if (address[l] + sizeof(T) > w.block->parameter_bytes) throw Fault("out of bounds: a read of parameters");
+        T one;
+        std::memcpy(&one, w.block->parameters + address[l], sizeof(T));
+        values[l] = std::is_signed_v<T> ? uint64_t(int64_t(one)) : uint64_t(one);
+    }
+    set_register(w, i.operands[0], values, 0, m);
+}
+
+// --- asynchronous copies ----------------------------------------------------------------------------------------------
+
+void copy(Warp& w, const Instruction& i, Mask m) {
+    const Operand* o = i.operands;
+    uint64_t to[LANES], from[LANES];
+    w.addresses(o[0], m, to);
+    w.addresses(o[1], m, from);
+    const uint32_t count = w.value<uint32_t>(o[2])[0];
+    if (i.count > 3 && (w.undefined(o[3], 4) & m)) throw Fault("undefined: the number of bytes was never written");
+    for (int l = 0; l < LANES; l++) {
+        if (!(m >> l & 1)) continue;
+        uint32_t present = i.count > 3 ? w.value<uint32_t>(o[3])[l] : count;
+        if (present > count) throw Fault("out of bounds: cp.async of more bytes than it is for");
+        Copy one{uint32_t(to[l]), count, {}};
+        if (present) {
+            if (from[l] % count) throw Fault("misaligned: cp.async of " + std::to_string(count) + " bytes");
+            if (present == count || present % 4 == 0) {
+                for (uint32_t at = 0; at < present;) {
+                    uint32_t step = present == count ? count : 4;
+                    std::memcpy(one.data.data() + at, w.block->global.at(from[l] + at, step, "a copy"), step);
+                    at += step;
+                }
+            } else {
+                for (uint32_t at = 0; at < present; at++) one.data[at] = *w.block->global.at(from[l] + at, 1, "a copy");
+            }
+        }
+        w.block->shared.begin_copy(one.address, count, w.number);
+        w.copies.push_back(one);
+    }
+}
+
+void commit(Warp& w, const Instruction&, Mask) {
+    w.groups.push_back(std::move(w.copies));
+    w.copies.clear();
+}
+
+void finish(Warp& w, const std::vector<Copy>& copies) {
+    for (const Copy& one : copies) w.block->shared.end_copy(one.address, one.count, w.number, one.data.data());
+}
+
+void wait(Warp& w, const Instruction& i, Mask) {
+    size_t allowed = w.value<uint32_t>(i.operands[0])[0];
+    while (w.groups.size() > allowed) {
+        finish(w, w.groups.front());
+        w.groups.pop_front();
+    }
+}
+
+void wait_for_all(Warp& w, const Instruction&, Mask) {
+    for (const auto& group : w.groups) finish(w, group);
+    w.groups.clear();
+    finish(w, w.copies);
+    w.copies.clear();
+}
+
+// --- atomics ----------------------------------------------------------------------------------------------------------
+
+template <class T>
+T sum(T a, T b) {
+    return T(a + b);
+}
+template <class T>
+T least(T a, T b) {
+    return std::min(a, b);
+}
+template <class T>
+T most(T a, T b) {
+    return std::max(a, b);
+}
+template <class T>
+T second(T, T b) {
+    return b;
+}
+
+// The old value [, which `atom` returns], the value, and the address. Lanes follow each other.
+template <auto F, bool RETURNS>
+struct Atomic;
+template <class T, T (*F)(T, T), bool RETURNS>
+struct Atomic<F, RETURNS> {
+    static void run(Warp& w, const Instruction& i, Mask m) {
+        const Operand* o = i.operands + RETURNS;
+        uint64_t address[LANES];
+        w.addresses(o[1], m, address);
+        if (w.undefined(o[0], sizeof(T)) & m) throw Fault("undefined: an atomic takes a value that was never written");
+        T old[LANES];
+        for (int l = 0; l < LANES; l++) {
+            if (!(m >> l & 1)) continue;
+            uint8_t* at = w.block->global.at(address[l], sizeof(T), "an atomic");
+            std::memcpy(&old[l], at, sizeof(T));
+            T now = F(old[l], w.value<T>(o[0])[l]);
+            std::memcpy(at, &now, sizeof(T));
+        }
+        if (RETURNS) w.assign(i.operands[0], old, 0, m);
+    }
+};
+
+template <auto F>
+void add_atomic(std::vector<Kind>& all, const std::string& name, const std::string& size) {
+    all.push_back({"atom.global." + name, size + size + "8", Atomic<F, true>::run});
+    all.push_back({"red.global." + name, size + "8", Atomic<F, false>::run});
+}
+
+void nothing(Warp&, const Instruction&, Mask) {}
+
+void warp_barrier(Warp& w, const Instruction& i, Mask) {
+    if (w.value<uint32_t>(i.operands[0])[0] != ALL) throw Fault("unsupported: a barrier for a part of a warp");
+}
+
+void policy(Warp& w, const Instruction& i, Mask m) {
+    uint64_t none[LANES] = {};
+    w.assign(i.operands[0], none, 0, m);
+}
+
+// Registers may be wider than what is loaded or stored.
+template <bool SHARED>
+void add_space(std::vector<Kind>& all, const std::string& space, const std::string& address) {
+    auto add_pair = [&](const std::string& type, const std::string& of_values, Handler loads, Handler stores) {
+        const std::string sizes = "*" + of_values + address;
+        all.push_back({"ld." + space + "." + type, sizes, loads});
+        all.push_back({"st." + space + "." + type, sizes, stores});
+    };
+    for (const std::string letter : {"b", "u"}) {
+        add_pair(letter + "8", "1+", load<uint8_t, SHARED>, store<uint8_t, SHARED>);
+        add_pair(letter + "16", "2+", load<uint16_t, SHARED>, store<uint16_t, SHARED>);
+        add_pair(letter + "32", "4+", load<uint32_t, SHARED>, store<uint32_t, SHARED>);
+        add_pair(letter + "64", "8", load<uint64_t, SHARED>, store<uint64_t, SHARED>);
+    }
+    add_pair("s8", "1+", load<int8_t, SHARED>, store<uint8_t, SHARED>);
+    add_pair("s16", "2+", load<int16_t, SHARED>, store<uint16_t, SHARED>);
+    add_pair("s32", "4+", load<int32_t, SHARED>, store<uint32_t, SHARED>);
+    add_pair("s64", "8", load<int64_t, SHARED>, store<uint64_t, SHARED>);
+    add_pair("f32", "4", load<uint32_t, SHARED>, store<uint32_t, SHARED>);
+}
+
+}  // namespace
+
+void add_memory(std::vector<Kind>& all) {
+    add_space<false>(all, "global", "8");
+    add_space<true>(all, "shared", "4");
+    for (const std::string letter : {"b", "u"}) {
+        all.push_back({"ld.param." + letter + "8", "1+a", load_parameter<uint8_t>});
+        all.push_back({"ld.param." + letter + "16", "2+a", load_parameter<uint16_t>});
+        all.push_back({"ld.param." + letter + "32", "4+a", load_parameter<uint32_t>});
+        all.push_back({"ld.param." + letter + "64", "8a", load_parameter<uint64_t>});
+    }
+    all.push_back({"ld.param.s8", "1+a", load_parameter<int8_t>});
+    all.push_back({"ld.param.s16", "2+a", load_parameter<int16_t>});
+    all.push_back({"ld.param.s32", "4+a", load_parameter<int32_t>});
+    all.push_back({"ld.param.f32", "4a", load_parameter<uint32_t>});
+    for (const std::string cached : {"ca", "cg"}) {
+        all.push_back({"cp.async." + cached + ".shared.global", "48c", copy});
+        all.push_back({"cp.async." + cached + ".shared.global", "48c4", copy});
+    }
+    all.push_back({"cp.async.commit_group", "", commit, Flow::NEXT, true});
+    all.push_back({"cp.async.wait_group", "c", wait, Flow::NEXT, true});
+    all.push_back({"cp.async.wait_all", "", wait_for_all, Flow::NEXT, true});
+    add_atomic<sum<uint32_t>>(all, "add.u32", "4"), add_atomic<sum<uint32_t>>(all, "add.s32", "4");
+    add_atomic<sum<uint64_t>>(all, "add.u64", "8"), add_atomic<sum<float>>(all, "add.f32", "4");
+    add_atomic<least<int32_t>>(all, "min.s32", "4"), add_atomic<least<uint32_t>>(all, "min.u32", "4");
+    add_atomic<most<int32_t>>(all, "max.s32", "4"), add_atomic<most<uint32_t>>(all, "max.u32", "4");
+    add_atomic<second<uint32_t>>(all, "exch.b32", "4"), add_atomic<second<uint64_t>>(all, "exch.b64", "8");
+    // Threads run one after another, and what one wrote is seen by all that come later.
+    for (const char* name : {"membar.cta", "membar.gl", "membar.sys"}) all.push_back({name, "", nothing});
+    for (const char* order : {"acq_rel", "sc"}) {
+        for (const char* scope : {"cta", "gpu", "sys"}) {
+            all.push_back({std::string("fence.") + order + "." + scope, "", nothing});
+        }
+    }
+    all.push_back({"bar.warp.sync", "c", warp_barrier, Flow::NEXT, true});
+    all.push_back({"createpolicy.fractional.L2::evict_first.b64", "8c", policy});
+    all.push_back({"createpolicy.fractional.L2::evict_last.b64", "8c", policy});
+}
+
+}  // namespace ptx
