@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Two at a time: many tests wait for servers.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
 
-.PHONY: help image release quickstart test test-all test-fast test-elsewhere lint check format docs frameworks models soak hostile quality large bench bench-cpu counters ab kernels sanitize triton ptx resolve gpu clean
+.PHONY: help image release quickstart test test-all test-fast test-elsewhere lint check format docs frameworks models soak hostile fuzz quality large bench bench-cpu counters ab kernels sanitize triton ptx resolve gpu clean
 
 help:  ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -81,6 +81,10 @@ soak: $(VENV)/.test $(VENV)/.native  ## hours: the engine under the simulator, t
 
 hostile: $(VENV)/.test $(VENV)/.native  ## malicious checkpoints and tokenizers, each refused or harmless; minutes
 	$(BIN)/python tests/hostile_models/run.py $(HOSTILE)
+
+# FUZZ="--seed 7 --only gguf" runs other cases.
+fuzz: $(VENV)/.test $(VENV)/.native  ## mutated files of every format that is read, each refused or with its values; minutes
+	$(BIN)/python tests/hostile_models/mutated.py $(FUZZ)
 
 FRAMEWORKS ?= $(VENV)/frameworks
 frameworks: $(VENV)/.test $(VENV)/.native  ## LangChain, LiteLLM, LlamaIndex, Codex and Claude Code against a server; installs them

@@ -12,6 +12,7 @@ For one linear with N outputs and K inputs:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -81,11 +82,12 @@ def _scale_shape(spec: QuantSpec, n: int, k: int) -> tuple[int, ...]:
 
 def _layout(shape: tuple[int, ...], spec: QuantSpec, n: int, k: int) -> tuple[int, int] | None:
     """Return the (rows, inputs) that share a scale if scales have this shape, or None."""
+    expected = _scale_shape(spec, n, k)
     if shape in ((), (1,), (1, 1)):
-        return n, k
+        # One scale where the config says one per output or block is what is left of others.
+        return (n, k) if math.prod(expected) == 1 else None
     if len(shape) == 4 and shape[1] == shape[3] == 1:
         shape = shape[0], shape[2]
-    expected = _scale_shape(spec, n, k)
     if spec.float8 is not None and shape == expected:
         return spec.float8.rows, k if spec.group_size == -1 else spec.group_size
     return (1, k) if shape in ((n,), (n, 1)) else None

@@ -241,7 +241,11 @@ def _read_keys(cursor: Cursor, count: int) -> dict[str, object]:
 
 
 def _read_tensors(cursor: Cursor, count: int, alignment: int, file: str) -> dict[str, GGUFTensor]:
-    """Return the tensors of a file, whose bytes must be inside of it, aligned, and apart from each other."""
+    """Return the tensors of a file, whose bytes must be inside of it and follow each other, as llama.cpp wants it.
+
+    The sizes of a header are checked by nothing else: a tensor of another kind than the one that was written, which
+    takes fewer bytes, would leave a hole.
+    """
     headers: list[GGUFTensor] = []
     for index in range(count):
         name = _name(cursor, f"the name of tensor {index}", _MAX_NAME)
@@ -257,10 +261,14 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int, file: str) -> dict
             raise cursor.bad(f"it has the tensor {placed.name} twice")
         if placed.offset < end:
             raise cursor.bad(f"tensors {last} and {placed.name} overlap")
+        gap, before = placed.offset - end, last
         end, last = placed.offset + placed.nbytes, placed.name
         tensors[placed.name] = placed
         if end > cursor.size:
             raise cursor.bad(f"it is cut off: tensor {placed.name} ends at byte {end} of {cursor.size}")
+        if gap >= alignment:
+            where = f"after tensor {before}" if before else "before the first tensor"
+            raise cursor.bad(f"{gap // alignment * alignment} bytes {where} belong to no tensor")
     return tensors
 
 

@@ -15,6 +15,8 @@ from aiakq.formats.gguf_model.rules import TensorRule
 Shapes = Mapping[str, tuple[int, ...]]
 #: Module of the file -> rule, or name of a module that is stored as it is.
 Table = Mapping[str, TensorRule | str]
+#: Maximum number of layers, as for config.json.
+_MAX_LAYERS = 10_000
 EPSILONS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
@@ -77,7 +79,7 @@ def common_config(family: GGUFFamily, model: GGUFModel) -> dict[str, Any]:
         "model_type": family.model_type,
         "vocab_size": _vocab_size(model),
         "hidden_size": hidden,
-        "num_hidden_layers": keys.integer("block_count") - keys.integer("nextn_predict_layers", 0, low=0),
+        "num_hidden_layers": _layers(model),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
         "intermediate_size": keys.integer("feed_forward_length", None, low=0),
@@ -92,6 +94,15 @@ def common_config(family: GGUFFamily, model: GGUFModel) -> dict[str, Any]:
     if family.rotary:
         config |= _rotary(family, model, config)
     return config
+
+
+def _layers(model: GGUFModel) -> int:
+    """Return the number of layers, without those that predict further tokens."""
+    keys = model.keys
+    count = keys.integer("block_count")
+    if count > _MAX_LAYERS:  # lists have an entry for each
+        raise keys.malformed(keys.full("block_count"), count, f"at most {_MAX_LAYERS}")
+    return count - keys.integer("nextn_predict_layers", 0, low=0)
 
 
 def _vocab_size(model: GGUFModel) -> int:
@@ -120,6 +131,9 @@ def _rotary(family: GGUFFamily, model: GGUFModel, config: Mapping[str, Any]) -> 
         head_dim = keys.integer("rope.dimension_count")
     elif keys.integer("attention.value_length", head_dim) != head_dim:
         raise unsupported(f"{keys.full('attention.value_length')} differs from {keys.full('attention.key_length')}")
+    if head_dim < 1:
+        heads = config["num_attention_heads"]
+        raise keys.malformed(keys.full("attention.head_count"), heads, f"at most {config['hidden_size']}, the width")
     dim = keys.integer("rope.dimension_count", head_dim)
     found: dict[str, Any] = {"head_dim": head_dim, "rope_theta": keys.number("rope.freq_base", 10000.0)}
     if dim != head_dim:

@@ -185,6 +185,14 @@ HOSTILE = {
     "far": (header(tensors=entry(offset=2**62), num_tensors=1) + DATA, "it is cut off"),
     "cut data": (header(tensors=entry(shape=(64,)), num_tensors=1) + bytes(64), "it is cut off: tensor t"),
     "overlap": (header(tensors=entry() + entry(b"u"), num_tensors=2) + DATA, "tensors t and u overlap"),
+    "hole": (
+        header(tensors=entry() + entry(b"u", offset=64), num_tensors=2) + DATA,
+        "32 bytes after tensor t belong to no tensor",
+    ),
+    "hole at the beginning": (
+        header(tensors=entry(offset=32), num_tensors=1) + DATA,
+        "32 bytes before the first tensor belong to no tensor",
+    ),
     "same name": (header(tensors=entry() + entry(offset=32), num_tensors=2) + DATA, "tensor t twice"),
     "path": (header(tensors=entry(b"../t"), num_tensors=1) + DATA, "name of tensor 0"),
 }

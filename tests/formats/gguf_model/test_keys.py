@@ -73,6 +73,8 @@ def test_what_may_change_results_is_refused_by_name(changes, named):
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": True}, "llama.block_count"),
         ({"llama.embedding_length": -1}, "llama.embedding_length"),
+        ({"llama.block_count": 2**31 - 1}, "llama.block_count is 2147483647, not at most 10000"),
+        ({"llama.attention.head_count": 65}, "llama.attention.head_count is 65, not at most 64"),
         ({"llama.attention.head_count": [4, "4"]}, "llama.attention.head_count"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon"),
         ({"llama.rope.dimension_count": 999}, "llama.rope.dimension_count"),
