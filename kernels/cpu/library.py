@@ -106,7 +106,7 @@ class NativeLibrary:
                 c_int64,
                 c_int64,
                 c_int32,
-                c_bool,
+                c_int32,
                 c_void_p,
                 c_int64,
                 c_void_p,

@@ -83,7 +83,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     blocks = -(-groups * padded // BLOCK)
     columns = _columns(k, size, padded, groups, blocks)
     tiles = -(-n // TILE)
-    packed = _packed(weight, math == library.TABLE, columns, blocks)
+    packed = _packed(weight, math, columns, blocks)
     count = _STEP // size if size in (16, 32) else 0
     scales, scale_steps = _with_steps(scales, tiles, count)
     offsets, offset_steps = _with_steps(offsets, tiles, count)
@@ -196,7 +196,7 @@ def _group_size(weight: QWeight, math: int) -> int:
     return size if size <= MAX_GROUP else parts[-1]
 
 
-def _packed(weight: QWeight, transposed: bool, columns: Tensor, blocks: int) -> Tensor:
+def _packed(weight: QWeight, math: int, columns: Tensor, blocks: int) -> Tensor:
     """Pack the codes into tiles; ``columns`` as from _columns."""
     codes, size = weight.codes.contiguous(), -(-weight.n // TILE) * blocks * 2 * 64 * weight.bits
     packed = library.empty_on_large_pages(size, dtype=torch.uint8)
@@ -205,7 +205,7 @@ def _packed(weight: QWeight, transposed: bool, columns: Tensor, blocks: int) -> 
         weight.n,
         weight.k,
         weight.bits,
-        transposed,
+        math,
         columns.data_ptr(),
         blocks,
         packed.data_ptr(),

@@ -1,7 +1,7 @@
 """The kind of blocks of every tensor of a new file: the types that llama-quantize offers, and its rules for each.
 
 Facts from llama-quant.cpp and convert_hf_to_gguf.py: vectors, norms and routers are F32; the output layer, or a tied
-embedding, has more bits; so have values and down projections in some layers of the types S and M.
+embedding, has more bits; so have values, down projections and outputs of attention in some layers of the mixtures.
 """
 
 from __future__ import annotations
@@ -31,20 +31,41 @@ class FileType:
 
 
 FILE_TYPES: Mapping[str, FileType] = {
-    name: FileType(name, number, name.removesuffix("_S").removesuffix("_M"))
+    name: FileType(name, number, re.sub("(?<=_K)_[SML]$", "", name))
     for name, number in {
         **{"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9},
+        **{"Q2_K": 10, "Q2_K_S": 21, "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "IQ4_NL": 25, "IQ4_XS": 30},
         **{"Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18},
     }.items()
 }
 #: Other words for them, which llama-quantize takes, too.
-_ALIASES = {"Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP16": "F16", "FP32": "F32"}
+_ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP16": "F16", "FP32": "F32"}
 #: Kinds with blocks of 256 -> the kind of rows that are no multiple of that.
-_NARROWER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_NARROWER = {
+    **{"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
+    "IQ4_XS": "IQ4_NL",
+}
 #: Tensors that stay F32 in every file, besides vectors.
 _FLOATS = re.compile(r".*_norm\.weight|.*\.ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|.*(?<!\.weight)")
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 _VALUES = frozenset({"attn_v", "attn_qkv", "attn_kv_b"})
+#: Types whose outputs of attention have blocks of their own, and those for which they are Q5_K in models of 8 experts.
+_OUTPUTS = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
+_OUTPUTS_OF_8 = frozenset({"Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS"})
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the rules depend on.
+
+    architecture  ``general.architecture``.
+    experts       number of experts; 0 for dense models.
+    sharing       query heads that share a head of keys and values.
+    """
+
+    architecture: str
+    experts: int = 0
+    sharing: int = 1
 
 
 def file_type(word: str) -> FileType:
@@ -62,13 +83,8 @@ def stays_float(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) < 2 or _FLOATS.fullmatch(name) is not None
 
 
-def kinds_for(kind: FileType, shapes: Shapes, architecture: str, experts: int) -> dict[str, str]:
-    """Return the kind of every tensor of a file.
-
-    shapes        tensor of the file -> shape.
-    architecture  ``general.architecture``.
-    experts       number of experts; 0 for dense models.
-    """
+def kinds_for(kind: FileType, shapes: Shapes, model: Model) -> dict[str, str]:
+    """Return the kind of every tensor of a file, whose tensors have these shapes."""
     values = [name for name in shapes if _module(name) in _VALUES]
     downs = [name for name in shapes if (_module(name) or "").startswith("ffn_down") and len(shapes[name]) > 1]
     found = {}
@@ -78,9 +94,9 @@ def kinds_for(kind: FileType, shapes: Shapes, architecture: str, experts: int) -
             continue
         chosen = kind.kind
         if chosen in ENCODERS:
-            chosen = _mixed(kind, name, architecture, experts, values, downs)
+            chosen = _mixed(kind, name, model, values, downs)
             if name == "output.weight" or (name == "token_embd.weight" and "output.weight" not in shapes):
-                larger = architecture != "falcon" and shape[-1] % KINDS[NUMBERS[kind.kind]].values == 0
+                larger = model.architecture != "falcon" and shape[-1] % KINDS[NUMBERS[kind.kind]].values == 0
                 chosen = "Q6_K" if larger and kind.kind != "Q8_0" else "Q8_0"
         found[name] = fitting(chosen, shape[-1])
     return found
@@ -103,39 +119,72 @@ def _more_bits(index: int, count: int) -> bool:
     return index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2
 
 
-def _mixed(kind: FileType, name: str, architecture: str, experts: int, values: list[str], downs: list[str]) -> str:
+def _mixed(kind: FileType, name: str, model: Model, values: list[str], downs: list[str]) -> str:
     """Return the kind of a tensor in a layer, from its place among those of its sort."""
     match = _LAYER.fullmatch(name)
     module, layer = (match[2], int(match[1])) if match else ("", 0)
-    medium, small = kind.name.endswith("_M"), kind.name == "Q4_K_S"
-    chosen = kind.kind
     if name in values:
-        index = values.index(name)
-        if medium and _more_bits(index, len(values)):
-            chosen = "Q6_K"
-        elif small and index < 4:
-            chosen = "Q5_K"
-        if architecture == "llama" and len(values) == 80 and chosen == "Q4_K":
+        chosen = _value(kind, model, values.index(name), len(values))
+        if model.architecture == "llama" and len(values) == 80 and chosen in ("Q3_K", "Q4_K"):
             chosen = "Q5_K"  # of 70 billion parameters
-        return "Q8_0" if experts == 8 else chosen
-    if module == "attn_k" and experts == 8:
+        return "Q8_0" if model.experts == 8 else chosen
+    if module == "attn_k" and model.experts == 8:
         return "Q8_0"
-    if module == "attn_output" and experts == 8 and chosen == "Q4_K" and architecture != "falcon":
-        return "Q5_K"
+    if module == "attn_output":
+        return _attention_output(kind, model)
     if name in downs:
-        index = layer if experts > 1 else downs.index(name)
-        return _down(kind, architecture, index, len(downs))
-    return chosen
+        index = layer if model.experts > 1 else downs.index(name)
+        return _down(kind, model.architecture, index, len(downs))
+    return kind.kind
+
+
+def _value(kind: FileType, model: Model, index: int, count: int) -> str:
+    shared = model.sharing >= 4
+    match kind.name:
+        case "Q2_K":
+            return "Q4_K" if shared else "Q3_K"
+        case "Q2_K_S" if shared:
+            return "Q4_K"
+        case "Q3_K_M":
+            return "Q5_K" if index < 2 else "Q4_K"
+        case "Q3_K_L":
+            return "Q5_K"
+        case "IQ4_NL" | "IQ4_XS" if shared:
+            return "Q5_K"
+        case "Q4_K_M" | "Q5_K_M" if _more_bits(index, count):
+            return "Q6_K"
+        case "Q4_K_S" if index < 4:
+            return "Q5_K"
+    return kind.kind
+
+
+def _attention_output(kind: FileType, model: Model) -> str:
+    if model.architecture == "falcon":
+        return "Q4_K" if kind.name == "Q3_K_L" else kind.kind
+    if model.experts == 8:
+        return "Q5_K" if kind.name in _OUTPUTS_OF_8 else kind.kind
+    return _OUTPUTS.get(kind.name, kind.kind)
 
 
 def _down(kind: FileType, architecture: str, index: int, count: int) -> str:
-    medium, more = kind.name.endswith("_M"), _more_bits(index, count)
-    if kind.name == "Q4_K_M" and architecture == "falcon":
-        return "Q6_K" if index < count // 16 else "Q5_K" if more else "Q4_K"
-    if medium and more:
-        return "Q6_K"
-    if kind.name == "Q4_K_S" and architecture != "falcon" and index < count // 8:
-        return "Q5_K"
+    more, falcon, first = _more_bits(index, count), architecture == "falcon", index < count // 8
+    match kind.name:
+        case "Q2_K":
+            return "Q3_K"
+        case "Q2_K_S" if first:
+            return "Q4_K"
+        case "Q3_K_M":
+            return "Q5_K" if index < count // 16 else "Q4_K" if more or not falcon else "Q3_K"
+        case "Q3_K_L":
+            return "Q4_K" if falcon else "Q5_K"
+        case "Q4_K_M" if falcon:
+            return "Q6_K" if index < count // 16 else "Q5_K" if more else "Q4_K"
+        case "Q4_K_M" | "Q5_K_M" if more:
+            return "Q6_K"
+        case "Q4_K_S" if first and not falcon:
+            return "Q5_K"
+        case "IQ4_NL" | "IQ4_XS" if first:
+            return "Q5_K"
     return kind.kind
 
 

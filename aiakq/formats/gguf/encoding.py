@@ -12,8 +12,11 @@ from aiakq.errors import error
 from aiakq.formats.gguf import rounding
 from aiakq.formats.gguf.decoding import PLAIN, read_weight, values_of
 from aiakq.formats.gguf.kinds import KINDS, NUMBERS
+from aiakq.formats.gguf.rounding import Levels
+from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import QWeight
 
+_IQ4 = Levels.of_table(TABLES["iq4_nl"])
 #: Values that are rounded at once: few enough that all of a search stays in a processor's cache.
 _STEP = 1 << 18
 #: From values [B, V] float32, and the weights of their squared errors [B, V] or None, to blocks [B, bytes].
@@ -134,9 +137,9 @@ def _columns(values: Tensor, importance: Tensor | None, size: int) -> rounding.G
 
 def _symmetric(kind: str, low: int, high: int) -> Encoder:
     def encoder(values: Tensor, importance: Tensor | None) -> Tensor:
-        groups = _columns(values, importance, 32)
-        d = rounding.half(rounding.symmetric_scales(groups, low, high))
-        codes = groups.codes(d, None, low, high).T + 2 ** (high.bit_length())
+        groups, levels = _columns(values, importance, 32), Levels(low, high)
+        d = rounding.half(rounding.symmetric_scales(groups, levels))
+        codes = groups.codes(d, None, levels).T + 2 ** (high.bit_length())
         return _pack(kind, codes, d.half().unsqueeze(1))
 
     return encoder
@@ -147,7 +150,7 @@ def _affine(kind: str, high: int) -> Encoder:
         groups = _columns(values, importance, 32)
         scales, minima = rounding.affine_scales(groups, high, nonnegative=False)
         d, m = rounding.half(scales), rounding.half(-minima)
-        return _pack(kind, groups.codes(d, -m, 0, high).T, d.half()[:, None], m.half()[:, None])
+        return _pack(kind, groups.codes(d, -m, Levels(0, high)).T, d.half()[:, None], m.half()[:, None])
 
     return encoder
 
@@ -178,10 +181,43 @@ def _super_affine(high: int) -> Encoder:
 
 def _q6_k(values: Tensor, importance: Tensor | None) -> Tensor:
     groups = _columns(values, importance, 16)
-    d, scales, columns = rounding.super_symmetric(groups, 16, -32, 31, (-128, 127))
+    d, scales, columns = rounding.super_symmetric(groups, 16, Levels(-32, 31), (-128, 127))
     shifted = (columns.T + 32).to(torch.uint8).reshape(len(d), 256)
     fields = [_packed(shifted & 15, 4, 64), _packed(shifted >> 4, 2, 32), _bytes(scales.to(torch.int8))]
     return torch.cat([*fields, _bytes(d.half()[:, None])], dim=1)
+
+
+def _q3_k(values: Tensor, importance: Tensor | None) -> Tensor:
+    groups = _columns(values, importance, 16)
+    d, integers, columns = rounding.super_symmetric(groups, 16, Levels(-4, 3), (-32, 31))
+    codes = (columns.T + 4).to(torch.uint8).reshape(len(d), 256)
+    scales = (integers + 32).to(torch.uint8)
+    packed = [_packed(scales & 15, 4, 8), _packed(scales >> 4, 2, 4)]
+    return torch.cat([_packed(codes >> 2, 1, 32), _packed(codes & 3, 2, 32), *packed, _bytes(d.half()[:, None])], dim=1)
+
+
+def _q2_k(values: Tensor, importance: Tensor | None) -> Tensor:
+    groups = _columns(values, importance, 16)
+    d, dmin, scales, minima, columns = rounding.super_affine(groups, 16, 3, 15)
+    codes = columns.T.to(torch.uint8).reshape(len(d), 256)
+    both = scales.to(torch.uint8) | (minima.to(torch.uint8) << 4)
+    return torch.cat([both, _packed(codes, 2, 32), _bytes(d.half()[:, None]), _bytes(dmin.half()[:, None])], dim=1)
+
+
+def _iq4_nl(values: Tensor, importance: Tensor | None) -> Tensor:
+    groups = _columns(values, importance, 32)
+    d = rounding.half(rounding.symmetric_scales(groups, _IQ4))
+    codes = _IQ4.indices(groups.codes(d, None, _IQ4))
+    return _pack("IQ4_NL", codes.T, d.half()[:, None])
+
+
+def _iq4_xs(values: Tensor, importance: Tensor | None) -> Tensor:
+    groups = _columns(values, importance, 32)
+    d, integers, columns = rounding.super_symmetric(groups, 8, _IQ4, (-32, 31))
+    codes = _IQ4.indices(columns).T.reshape(len(d), 256)
+    scales = (integers + 32).to(torch.uint8)
+    packed = [_packed(scales >> 4, 2, 1), _packed(scales & 15, 4, 1)]
+    return torch.cat([_bytes(d.half()[:, None]), *packed, _packed(codes, 4, 16)], dim=1)
 
 
 #: Name of a kind -> function from values [B, V] float32, and their importance, to blocks [B, bytes].
@@ -194,4 +230,8 @@ ENCODERS: Mapping[str, Encoder] = {
     "Q4_K": _super_affine(15),
     "Q5_K": _super_affine(31),
     "Q6_K": _q6_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }

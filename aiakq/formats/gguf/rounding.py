@@ -7,6 +7,7 @@ of q, q q and x q alone, without decoding anything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,33 @@ _FINE = (0.98, 0.99, 1.0)
 #: Rounds of codes and least squares after the search.
 _ROUNDS = 2
 _TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The numbers that codes stand for: the integers from ``low`` to ``high``, or those of a table.
+
+    table  ascending values, the first is ``low`` and the last ``high``; None: all integers.
+    """
+
+    low: int
+    high: int
+    table: Tensor | None = None
+
+    @classmethod
+    def of_table(cls, values: Sequence[float]) -> Levels:
+        return cls(int(values[0]), int(values[-1]), torch.tensor(values, dtype=torch.float32))
+
+    def nearest_(self, values: Tensor) -> Tensor:
+        """Replace values by the nearest numbers."""
+        if self.table is None:
+            return values.round_().clamp_(self.low, self.high)
+        return values.copy_(self.table[self.indices(values)])
+
+    def indices(self, values: Tensor) -> Tensor:
+        """Return the indices in the table of the numbers nearest to values."""
+        assert self.table is not None
+        return torch.bucketize(values, (self.table[1:] + self.table[:-1]) / 2, out_int32=True)
 
 
 @dataclass
@@ -41,14 +69,14 @@ class Groups:
         self._weighted = weighted
         self._scratch = torch.empty_like(x)
 
-    def codes(self, scales: Tensor, minima: Tensor | None, low: int, high: int, out: Tensor | None = None) -> Tensor:
-        """Return the nearest codes [G, B] for x = code * scale - minimum, as floats; 0, or the nearest, for scale 0."""
+    def codes(self, scales: Tensor, minima: Tensor | None, levels: Levels, out: Tensor | None = None) -> Tensor:
+        """Return the nearest codes [G, B] for x = code * scale - minimum, as floats: that of 0 for scale 0."""
         inverse = torch.where(scales.abs() > _TINY, 1 / scales, torch.zeros_like(scales))
         if minima is None:
             result = torch.mul(self.values, inverse, out=out)
         else:
             result = torch.addcmul(minima * inverse, self.values, inverse, out=out)
-        return result.round_().clamp_(low, high)
+        return levels.nearest_(result)
 
     def sums(self, codes: Tensor) -> Sums:
         """Return the sums [B] of codes [G, B], by which errors and least squares are computed."""
@@ -95,20 +123,21 @@ def _keep(best: list[Tensor], found: list[Tensor]) -> list[Tensor]:
     return [torch.where(better, new, old) for new, old in zip(found, best, strict=True)]
 
 
-def symmetric_scales(groups: Groups, low: int, high: int) -> Tensor:
-    """Return the scales [B], of either sign, for codes from ``low`` to ``high``."""
+def symmetric_scales(groups: Groups, levels: Levels) -> Tensor:
+    """Return the scales [B], of either sign, for codes that are ``levels``."""
     x = groups.values
     peak = x.gather(0, x.abs().argmax(0, keepdim=True)).squeeze(0)
     codes = torch.empty_like(x)
     best = [torch.full_like(peak, torch.inf), torch.zeros_like(peak)]
 
     def tried(scales: Tensor) -> list[Tensor]:
-        sums = groups.sums(groups.codes(scales, None, low, high, codes))
+        sums = groups.sums(groups.codes(scales, None, levels, codes))
         scales = sums.xq / sums.qq.clamp_min(_TINY)
         return [groups.error(sums, scales), scales]
 
-    for factor in _SYMMETRIC if high < 64 else _FINE:
-        for end in (low, high) if high < 16 else (low,):
+    uneven = levels.table is not None
+    for factor in _SYMMETRIC if levels.high < 64 or uneven else _FINE:
+        for end in (levels.low, levels.high) if levels.high < 16 or uneven else (levels.low,):
             best = _keep(best, tried(peak / end * factor))
     for _ in range(_ROUNDS):
         best = _keep(best, tried(best[1]))
@@ -125,11 +154,11 @@ def affine_scales(groups: Groups, high: int, nonnegative: bool) -> tuple[Tensor,
     if nonnegative:
         low = low.clamp_max(0)
     width = (top - low).clamp_min(0)
-    codes = torch.empty_like(x)
+    codes, levels = torch.empty_like(x), Levels(0, high)
     best = [torch.full_like(low, torch.inf), torch.zeros_like(low), torch.zeros_like(low)]
 
     def tried(scales: Tensor, minima: Tensor) -> list[Tensor]:
-        sums = groups.sums(groups.codes(scales, minima, 0, high, codes))
+        sums = groups.sums(groups.codes(scales, minima, levels, codes))
         scales, minima = groups.least_squares(sums, nonnegative)
         return [groups.error(sums, scales, minima), scales, minima]
 
@@ -152,27 +181,28 @@ def _ratio(values: Tensor, scale: Tensor) -> Tensor:
     return torch.where(scale != 0, values / scale, torch.zeros_like(values)).round_()
 
 
-def super_symmetric(groups: Groups, s: int, low: int, high: int, integers: tuple[int, int]) -> tuple[Tensor, ...]:
+def super_symmetric(groups: Groups, s: int, levels: Levels, integers: tuple[int, int]) -> tuple[Tensor, ...]:
     """Return d [B], integers [B, S] and codes [G, B * S] for x = code * (d * integer), from groups [G, B * S].
 
     s         groups of a block.
+    levels    that codes are.
     integers  the smallest and largest integer.
     """
-    wanted = symmetric_scales(groups, low, high).view(-1, s)
+    wanted = symmetric_scales(groups, levels).view(-1, s)
     peak = wanted.gather(-1, wanted.abs().argmax(-1, keepdim=True))
     best = [torch.full_like(peak, torch.inf), torch.zeros_like(peak), torch.zeros_like(wanted)]
     codes = torch.empty_like(groups.values)
     d = half(peak / integers[0])
     nearest = _ratio(wanted, d).clamp_(*integers)
     for _ in range(_ROUNDS):
-        sums = groups.sums(groups.codes((d * nearest).flatten(), None, low, high, codes))
+        sums = groups.sums(groups.codes((d * nearest).flatten(), None, levels, codes))
         error = groups.error(sums, (d * nearest).flatten()).view(-1, s).sum(-1, keepdim=True)
         best = _keep(best, [error, d, nearest])
         xq, qq = sums.xq.view(-1, s), sums.qq.view(-1, s)
         nearest = _ratio(xq / qq.clamp_min(_TINY), d).clamp_(*integers)
         d = half((nearest * xq).sum(-1, keepdim=True) / (nearest.square() * qq).sum(-1, keepdim=True).clamp_min(_TINY))
     scales = (best[1] * best[2]).flatten()
-    return best[1].squeeze(-1), best[2], groups.codes(scales, None, low, high, codes)
+    return best[1].squeeze(-1), best[2], groups.codes(scales, None, levels, codes)
 
 
 def super_affine(groups: Groups, s: int, high: int, largest: int) -> tuple[Tensor, ...]:
@@ -187,19 +217,19 @@ def super_affine(groups: Groups, s: int, high: int, largest: int) -> tuple[Tenso
     zero = torch.zeros_like(wanted)
     one = zero[:, :1]
     best = [torch.full_like(one, torch.inf), one, one, zero, zero]
-    codes = torch.empty_like(groups.values)
+    codes, levels = torch.empty_like(groups.values), Levels(0, high)
     d = half(wanted.amax(-1, keepdim=True) / largest)
     dmin = half(wanted_minima.amax(-1, keepdim=True) / largest)
     scales, minima = _ratio(wanted, d).clamp_(0, largest), _ratio(wanted_minima, dmin).clamp_(0, largest)
     for _ in range(_ROUNDS):
         given = (d * scales).flatten(), (dmin * minima).flatten()
-        sums = groups.sums(groups.codes(*given, 0, high, codes))
+        sums = groups.sums(groups.codes(*given, levels, codes))
         error = groups.error(sums, *given).view(-1, s).sum(-1, keepdim=True)
         best = _keep(best, [error, d, dmin, scales, minima])
         scales, minima = _nearby(groups, sums, d, dmin, scales, minima, largest)
         d, dmin = _super_least_squares(groups, sums, scales, minima, d, dmin)
     given = (best[1] * best[3]).flatten(), (best[2] * best[4]).flatten()
-    return best[1].squeeze(-1), best[2].squeeze(-1), best[3], best[4], groups.codes(*given, 0, high, codes)
+    return best[1].squeeze(-1), best[2].squeeze(-1), best[3], best[4], groups.codes(*given, levels, codes)
 
 
 def _nearby(

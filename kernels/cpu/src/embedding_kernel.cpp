@@ -66,7 +66,7 @@ void decode_row(const Linear& op, int64_t id, void* y, int64_t start, int32_t y_
   const bool symmetric = !op.zeros && !op.offsets && !op.table;
   const float middle = !symmetric || (op.math == EXACT && op.bits == 8) ? 0 : (float)(1 << (op.bits - 1));
   const uint8_t* tile = op.tiles + id / TILE * blocks * VECTOR_STRIDE * op.bits + id % TILE / 16 * 64;
-  const int64_t first = op.math == TABLE ? lane / 4 * 16 + lane % 4 : 4 * lane, step = op.math == TABLE ? 4 : 1;
+  const int adjacent = adjacent_inputs(op.math);
   float scale = 0, offset = 0, zero = middle;
   alignas(64) float held[16];
   for (int64_t i = 0; i < k; i += 16) {
@@ -81,7 +81,8 @@ void decode_row(const Linear& op, int64_t id, void* y, int64_t start, int32_t y_
     for (int64_t j = 0; j < count; j++) {
       const int64_t column = i + j;
       const uint8_t* at = tile + column / BLOCK * VECTOR_STRIDE * op.bits;
-      const int32_t code = code_at(at, op.bits, (int)(column % BLOCK / 4), (int)(first + column % 4 * step));
+      const int byte = place_in_vector(adjacent, (int)lane, (int)(column % 4));
+      const int32_t code = code_at(at, op.bits, (int)(column % BLOCK / 4), byte);
       held[j] = (value_of(op, code) - zero) * scale + offset;
     }
     store_partial(y, start + i, y_type, load(held), count);

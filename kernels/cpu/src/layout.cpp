@@ -93,27 +93,27 @@ void transpose_words(const uint8_t* from, int64_t stride, int64_t rows, int64_t 
 extern "C" {
 
 // codes [N, K] uint8 -> tiles [ceil(N / 32), blocks, bits, 2, 64] bytes. ``columns`` [blocks * 32] holds the column at
-// each position of a tile, -1 for padding. ``transposed`` is the layout for a table of floats.
-void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, bool transposed, const int32_t* columns,
+// each position of a tile, -1 for padding. ``math`` is the LinearMath.
+void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, int32_t math, const int32_t* columns,
                       int64_t blocks, uint8_t* tiles, int32_t threads) {
   const int64_t block_bytes = VECTOR_STRIDE * bits, count = ceil_div(n, TILE);
+  const int adjacent = adjacent_inputs(math);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t tile = 0; tile < count; tile++) {
     uint8_t* out = tiles + tile * blocks * block_bytes;
     memset(out, 0, blocks * block_bytes);
     for (int64_t row = 0; row < TILE && tile * TILE + row < n; row++) {
       const uint8_t* from = codes + (tile * TILE + row) * k;
-      const int lane = (int)(row % 16), first = transposed ? lane / 4 * 16 + lane % 4 : 4 * lane;
-      const int step = transposed ? 4 : 1;
+      const int lane = (int)(row % 16);
       for (int64_t block = 0; block < blocks; block++) {
-        uint8_t* to = out + block * block_bytes + row / 16 * 64 + first;
+        uint8_t* to = out + block * block_bytes + row / 16 * 64;
         const int32_t* places = columns + block * BLOCK;
-        if (!transposed && is_consecutive(places)) {
-          put_block(to, bits, from + places[0]);
+        if (adjacent == 4 && is_consecutive(places)) {
+          put_block(to + 4 * lane, bits, from + places[0]);
           continue;
         }
         for (int i = 0; i < BLOCK; i++)
-          if (places[i] >= 0) put(to + i % 4 * step, bits, i / 4, from[places[i]]);
+          if (places[i] >= 0) put(to + place_in_vector(adjacent, lane, i % 4), bits, i / 4, from[places[i]]);
       }
     }
   }

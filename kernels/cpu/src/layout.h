@@ -9,14 +9,28 @@
 // bits of vector o / 4. 3 bits: the lower two as for 2 bits, and bit o of the bytes of the third vector. 5 and 6 bits: the
 // lower four as for 4 bits, and of the vectors after them bit o of the bytes, or as for 2 bits.
 //
-// Indices of a table of floats are transposed: bytes 4 i to 4 i + 3 of each 16 are input i of four outputs, because AVX2
-// looks up all bytes of a vector at once and interleaves them to floats.
+// Indices of tables of floats and of 16-bit integers are transposed within each 16 bytes, those of four outputs, because
+// AVX2 looks up all bytes of a vector at once and interleaves them to wider numbers: of a table of floats come input 0 of
+// each output, then input 1 of each, and so on; of 16-bit integers inputs 0 and 1 of each, then inputs 2 and 3.
 
 #pragma once
+
+#include <cstdint>
+
+#include "common.h"
+#include "ops.h"
 
 namespace aiakq {
 
 // Stride in bytes between vectors of the same half block.
 constexpr int VECTOR_STRIDE = 128;
+
+// Inputs of one output that are next to each other: the four of an operand, or fewer for a transposed layout.
+INLINE int adjacent_inputs(int32_t math) { return math == TABLE ? 1 : math == TABLE_OF_16_BITS ? 2 : 4; }
+
+// The place of input ``i`` of an operand in the 64 bytes of a vector, for lane ``lane``.
+INLINE int place_in_vector(int adjacent, int lane, int i) {
+  return lane / 4 * 16 + i / adjacent * (4 * adjacent) + lane % 4 * adjacent + i % adjacent;
+}
 
 }  // namespace aiakq

@@ -21,7 +21,9 @@ struct Panel {
 INLINE int64_t blocks_of(const Linear& op) { return ceil_div((int64_t)op.group * op.groups, BLOCK); }
 
 // Whether 8-bit activations are stored as 16 bits, for products of 16-bit pairs; and 32-bit words per row and block.
-INLINE bool paired(const Linear& op) { return PAIRS && (op.bits == 8 || op.math == TABLE_OF_8_BITS || op.math == TABLE_OF_16_BITS); }
+INLINE bool paired(const Linear& op) {
+  return op.math == TABLE_OF_16_BITS || (PAIRS && (op.bits == 8 || op.math == TABLE_OF_8_BITS));
+}
 INLINE int64_t code_words(const Linear& op) { return BLOCK / (paired(op) ? 2 : 4); }
 
 // 32-bit words per row in the scratch memory.
@@ -48,12 +50,14 @@ INLINE void put(uint32_t* to, int64_t width, const void* from, int count) {
   for (int i = 0; i < count; i++) memcpy(to + i * width, (const char*)from + 4 * i, 4);
 }
 
-// Writes a block of 8-bit activations of one row; if paired, each four are reordered to even ones, then odd ones.
+// Writes a block of 8-bit activations of one row; if paired, each four are reordered to even ones, then odd ones, except
+// for TABLE_OF_16_BITS, see layout.h.
 INLINE void put_codes(const Linear& op, const Panel& to, int64_t block, int64_t width, const int8_t (&codes)[BLOCK]) {
   uint32_t* first = to.values + block * code_words(op) * width;
   if (!paired(op)) return put(first, width, codes, BLOCK / 4);
   int16_t wide[BLOCK];
-  for (int i = 0; i < BLOCK; i++) wide[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = codes[i];
+  const bool reordered = op.math != TABLE_OF_16_BITS;
+  for (int i = 0; i < BLOCK; i++) wide[reordered ? i / 4 * 4 + i % 2 * 2 + i % 4 / 2 : i] = codes[i];
   put(first, width, wide, BLOCK / 2);
 }
 

@@ -83,21 +83,11 @@ template <int BITS, int R, int H> INLINE void add_four(I (&sums)[R][H], int h, I
 }
 
 // Accumulates the products of what the table holds for ``indices`` with four activations of each row, the words ``x``.
-// Where bytes are multiplied, the upper ones are those of the integers plus 2^15, which is subtracted again.
 template <int R, int H> INLINE void add_four_words(I (&sums)[R][H], int h, const WordTable& table, I indices, const uint32_t* x) {
-#if PAIRS
   I first, second;
   look_up(table, indices, first, second);
   UNROLL for (int r = 0; r < R; r++)
     sums[r][h] = dot2(dot2(sums[r][h], first, isplat((int32_t)x[r])), second, isplat((int32_t)x[R + r]));
-#else
-  const I low = look_up(table.low, indices), high = look_up(table.high, indices);
-  UNROLL for (int r = 0; r < R; r++) {
-    const I four = isplat((int32_t)x[r]), upper = dot4(isplat(0), high, four);
-    const I added = dot4(isplat(0), isplat((int32_t)0x80808080), four);
-    sums[r][h] = dot4(sums[r][h], low, four) + shift_left<8>(upper - added);
-  }
-#endif
 }
 
 template <int R, int H> INLINE void set_to_zero(F (&sums)[R][H]) {
@@ -150,7 +140,7 @@ INLINE void add_part(const Panel& rows, const Table& table, int64_t block, const
       }
     });
   } else {
-    constexpr int MULTIPLIED = MULTIPLIED_BITS<MATH, BITS>, WORDS = PAIRS && MULTIPLIED >= 8 ? 2 : 1;
+    constexpr int MULTIPLIED = MULTIPLIED_BITS<MATH, BITS>, WORDS = MULTIPLIED >= (PAIRS ? 8 : 16) ? 2 : 1;
     constexpr int LINK = CHAIN<MULTIPLIED> < STEPS ? CHAIN<MULTIPLIED> : STEPS;
     I totals[R][H], added[R][H];
     const uint32_t* x = rows.values + block * (BLOCK / 4) * WORDS * R;

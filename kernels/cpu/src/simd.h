@@ -98,8 +98,9 @@ INLINE void store_half(uint16_t* p, F x) {
 INLINE I load_byte_table(const uint8_t* p) { return {_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p))}; }
 INLINE I look_up(I table, I indices) { return {_mm512_shuffle_epi8(table.v, indices.v)}; }
 
-// A table of 16 integers of 16 bits, at ``p`` their lower and then their upper bytes.
-struct WordTable { I low, high; };
+// The bytes of x and y by turns: of the first eight of each 16, and of the others.
+INLINE I interleave_low(I x, I y) { return {_mm512_unpacklo_epi8(x.v, y.v)}; }
+INLINE I interleave_high(I x, I y) { return {_mm512_unpackhi_epi8(x.v, y.v)}; }
 
 // A table of 16 floats, at ``p`` as floats and then as bytes [4, 16]; and in w[i] those whose numbers, 0 to 15, are bytes
 // 4 i to 4 i + 3 of each four lanes.
@@ -117,7 +118,11 @@ INLINE void look_up(const FloatTable& table, I indices, F (&w)[4]) {
 // The even and the odd bytes of every lane as 16-bit integers; acc + the two products of such pairs in each lane.
 INLINE I even(I w) { return w & isplat(0x00ff00ff); }
 INLINE I odd(I w) { return {_mm512_srli_epi16(w.v, 8)}; }
+#if defined(__AVX512VNNI__)
+INLINE I dot2(I acc, I w, I x) { return {_mm512_dpwssd_epi32(acc.v, w.v, x.v)}; }
+#else
 INLINE I dot2(I acc, I w, I x) { return acc + I{_mm512_madd_epi16(w.v, x.v)}; }
+#endif
 
 // dot4: acc + the four products of unsigned bytes of w and signed bytes of x in each lane. Without VNNI there is PAIRS
 // instead: the instruction that multiplies bytes saturates.
@@ -250,7 +255,8 @@ INLINE I look_up(I table, I indices) {
   return {_mm256_shuffle_epi8(table.a, indices.a), _mm256_shuffle_epi8(table.b, indices.b)};
 }
 
-struct WordTable { I low, high; };
+INLINE I interleave_low(I x, I y) { return {_mm256_unpacklo_epi8(x.a, y.a), _mm256_unpacklo_epi8(x.b, y.b)}; }
+INLINE I interleave_high(I x, I y) { return {_mm256_unpackhi_epi8(x.a, y.a), _mm256_unpackhi_epi8(x.b, y.b)}; }
 
 // Each byte of the floats has its own table.
 struct FloatTable { __m256i bytes[4]; };
@@ -429,7 +435,15 @@ INLINE I look_up(I table, I indices) {
   for (int i = 0; i < 64; i++) at[i] = from[at[i]];
   return iload(at);
 }
-struct WordTable { I low, high; };
+template <int FIRST> INLINE I interleave(I x, I y) {
+  uint8_t first[64], second[64], both[64];
+  memcpy(first, &x.v, 64);
+  memcpy(second, &y.v, 64);
+  for (int i = 0; i < 64; i++) both[i] = (i % 2 ? second : first)[i / 16 * 16 + FIRST + i % 16 / 2];
+  return iload(both);
+}
+INLINE I interleave_low(I x, I y) { return interleave<0>(x, y); }
+INLINE I interleave_high(I x, I y) { return interleave<8>(x, y); }
 struct FloatTable { float values[16]; };
 INLINE FloatTable load_float_table(const uint8_t* p) {
   FloatTable table;
@@ -451,6 +465,10 @@ INLINE I dot4(I acc, I w, I x) {
   return {(Ints)(total + (Words)((Ints)(u >> 24) * (s >> 24)))};
 }
 INLINE I dot4_u4(I acc, I w, I x) { return dot4(acc, w, x); }
+INLINE I dot2(I acc, I w, I x) {
+  const Words low = (Words)(((Ints)((Words)w.v << 16) >> 16) * ((Ints)((Words)x.v << 16) >> 16));
+  return {(Ints)((Words)acc.v + low + (Words)((w.v >> 16) * (x.v >> 16)))};
+}
 INLINE I sum_pairs(I acc) { return acc; }
 #undef MAKE
 #undef EACH
@@ -459,20 +477,15 @@ INLINE I sum_pairs(I acc) { return acc; }
 
 // --- for every instruction set ---------------------------------------------------------------------------------------
 
-#if PAIRS
+// A table of 16 integers of 16 bits, at ``p`` their lower and then their upper bytes; and those whose numbers are bytes 0
+// to 7 of each 16 of ``indices``, and bytes 8 to 15.
+struct WordTable { I low, high; };
 INLINE WordTable load_word_table(const uint8_t* p) { return {load_byte_table(p), load_byte_table(p + 16)}; }
-// Those whose numbers are the even and the odd bytes of ``indices``, as 16-bit integers.
 INLINE void look_up(const WordTable& table, I indices, I& first, I& second) {
   const I low = look_up(table.low, indices), high = look_up(table.high, indices);
-  first = even(low) | shift_left<8>(even(high));
-  second = odd(low) | (high & isplat((int32_t)0xff00ff00));
+  first = interleave_low(low, high);
+  second = interleave_high(low, high);
 }
-#else
-// With 2^15 added to each.
-INLINE WordTable load_word_table(const uint8_t* p) {
-  return {load_byte_table(p), load_byte_table(p + 16) ^ isplat((int32_t)0x80808080)};
-}
-#endif
 
 // Converts byte i of every lane to a float minus 128, exactly.
 template <int i> INLINE F byte_minus_128(I x) {

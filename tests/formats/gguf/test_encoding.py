@@ -47,7 +47,8 @@ def test_errors_count_by_the_importance_of_inputs(kind):
 def test_blocks_that_are_decoded_and_encoded_again_stay_near(kind):
     values = decoded(load_file(BLOCKS)[f"{kind}.blocks"], kind)
     again = decoded(encode(values, kind), kind)
-    assert float((again - values).norm() / values.norm()) < {"4": 0.06, "5": 0.03, "6": 0.02, "8": 0.005}[kind[1]]
+    bounds = {"2": 0.2, "3": 0.1, "4": 0.06, "5": 0.03, "6": 0.02, "8": 0.005}
+    assert float((again - values).norm() / values.norm()) < bounds[kind.removeprefix("I")[1]]
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
@@ -56,7 +57,9 @@ def test_zeros_and_constant_rows_are_exact(kind):
     values[1] = 0.5
     values[2, 7] = -2.0
     assert torch.equal(decoded(encode(values, kind), kind)[0], values[0])
-    torch.testing.assert_close(decoded(encode(values, kind), kind), values, rtol=2e-3, atol=2e-3)
+    # The table of IQ4 has no 0, only 1/127 of its largest number.
+    near = 2 / 113 if kind.startswith("IQ4") else 2e-3
+    torch.testing.assert_close(decoded(encode(values, kind), kind), values, rtol=2e-3, atol=near)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
