@@ -322,4 +322,15 @@ class QuantizeArguments:
     revision: str | None = revision_argument()
 
 
+@dataclass(frozen=True, kw_only=True)
+class DryRunArguments:
+    """Option for a run that only says what it would do."""
+
+    dry_run: bool = argument(
+        False,
+        "Only say what would be done, from the config and headers: what each layer becomes, size, disk, peak memory, and "
+        "how long it takes at least. Of a model on the hub no weights are fetched.",
+    )
+
+
 QUANTIZE_ARGUMENTS: tuple[Argument, ...] = rows_of(QuantizeArguments)

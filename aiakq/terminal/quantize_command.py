@@ -1,4 +1,4 @@
-"""``aiakq quantize``: runs the quantization and prints a table."""
+"""``aiakq quantize``: runs the quantization, or says what it would do, and prints a table."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from aiakq.terminal.options import with_arguments
 
 if TYPE_CHECKING:
     from aiakq.arguments.common import JsonArguments
-    from aiakq.arguments.quantize import QuantizeArguments
+    from aiakq.arguments.quantize import DryRunArguments, QuantizeArguments
+    from aiakq.quantizers.options import QuantizeOptions
 
 
 @with_arguments("quantize")
-def quantize(arguments: QuantizeArguments, output: JsonArguments) -> None:
+def quantize(arguments: QuantizeArguments, only: DryRunArguments, output: JsonArguments) -> None:
     """Quantize a model: -i MODEL -o DIR -quant_type METHOD."""
     from aiakq.quantizers.options import QuantizeOptions
     from aiakq.quantizers.paths import check_paths
 
     check_paths(arguments)
     options = QuantizeOptions(**vars(arguments))
+    if only.dry_run:
+        _dry_run(options, output.json)
+        return
     # A slow import, deferred until the options are validated.
     from aiakq.quantizers.pipeline import quantize_checkpoint
 
@@ -29,3 +33,16 @@ def quantize(arguments: QuantizeArguments, output: JsonArguments) -> None:
         tables.quantize_report(report)
     if output.json:
         console.emit({"schema_version": 1, "kind": "quantize", **report.document()})
+
+
+def _dry_run(options: QuantizeOptions, as_json: bool) -> None:
+    import aiakq.quantizers.pipeline  # noqa: F401  # a part of the memory of a run
+    from aiakq.quantizers.dry_run import dry_run
+    from aiakq.terminal.dry_run_table import dry_run_table
+
+    with console.waiting("reading headers"):
+        result = dry_run(options)
+    with console.results_on_stdout(not as_json):
+        dry_run_table(result)
+    if as_json:
+        console.emit({"schema_version": 1, "kind": "quantize dry run", **result.document()})

@@ -54,19 +54,8 @@ class BlockResult:
         codes, scales, zeros = rounding
         linear, spec = self._linears[name], self._specs[name]
         assert spec.static_input == (input_scale is not None), name
-        weight = QWeight(
-            scheme=spec.scheme,
-            codes=codes,
-            scales=scales,
-            zeros=None if spec.symmetric else zeros.to(torch.uint8),
-            bias=None if linear.bias is None else linear.bias.data,
-            group_size=linear.in_features if spec.group_size == -1 else spec.group_size,
-            input_scale=input_scale,
-            code_type=None if spec.float8 is None else torch.float8_e4m3fn,
-            table=None if spec.table is None else torch.tensor(TABLES[spec.table], device=codes.device),
-            rounding=rounding_of(spec, reciprocal=unit is not None),
-            unit=unit,
-        )
+        bias = None if linear.bias is None else linear.bias.data
+        weight = stored_weight((codes, scales, zeros), spec, bias, input_scale, unit)
         self.originals[name] = linear.weight.data
         self.adopt(name, weight)
         self.magnitudes.weight_after[name] = largest(linear.weight.data)
@@ -84,3 +73,27 @@ class BlockResult:
         """Discard all finished linears and their remarks; the weights of the block are not modified."""
         for kept in (self.finished, self.originals, self.remarks):
             kept.clear()
+
+
+def stored_weight(
+    rounding: Rounding,
+    spec: QuantSpec,
+    bias: Tensor | None = None,
+    input_scale: Tensor | None = None,
+    unit: float | None = None,
+) -> QWeight:
+    """Return a linear with the scheme of ``spec``; see ``BlockResult.finish``. bias [N], or None."""
+    codes, scales, zeros = rounding
+    return QWeight(
+        scheme=spec.scheme,
+        codes=codes,
+        scales=scales,
+        zeros=None if spec.symmetric else zeros.to(torch.uint8),
+        bias=bias,
+        group_size=codes.shape[1] if spec.group_size == -1 else spec.group_size,
+        input_scale=input_scale,
+        code_type=None if spec.float8 is None else torch.float8_e4m3fn,
+        table=None if spec.table is None else torch.tensor(TABLES[spec.table], device=codes.device),
+        rounding=rounding_of(spec, reciprocal=unit is not None),
+        unit=unit,
+    )
