@@ -10,22 +10,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from aiakq.errors import error
-from aiakq.evaluation.quality_check import fits_whole
-from aiakq.evaluation.text import WINDOW, load_texts
 from aiakq.formats.hub import is_on_hub
 from aiakq.formats.hub_headers import header_folder
 from aiakq.quantizers.model.calibration_inputs import calibration_batches
 from aiakq.quantizers.model.outer_layers import outside_modules
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.planning.duration import LeastTime, measured_rate, operations
-from aiakq.quantizers.planning.memory import QuantizationWork, Stage, block_groups, evaluation_stage
-from aiakq.quantizers.planning.output_size import linear_bytes
+from aiakq.quantizers.planning.memory import MemoryStage, QuantizationWork, block_groups, evaluation_stage
+from aiakq.quantizers.planning.output_size import copied_bytes, linear_bytes
 from aiakq.quantizers.preparation import prepare
 from aiakq.quantizers.prepared import Prepared
-from aiakq.quantizers.quality import eval_sources
+from aiakq.quantizers.quality import evaluation_windows, is_compared_whole
 from aiakq.spec import QuantSpec
 from aiakq.system.memory import release_host_memory, resident_bytes
 
@@ -69,7 +65,7 @@ class DryRun:
     download_bytes: int = 0
     tokens: int = 0
     resident_bytes: int = 0
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[MemoryStage] = field(default_factory=list)
     memory_reason: str = ""
     seconds_at_least: float | None = None
     time_basis: str = ""
@@ -86,8 +82,14 @@ class DryRun:
         return {**asdict(self), "peak_memory_bytes": self.peak_memory_bytes}
 
 
-def dry_run(options: QuantizeOptions) -> DryRun:
+#: The spec of the linears of a file, and the bytes of its tensors.
+PlanFile = Callable[[Prepared], tuple[QuantSpec, int]]
+
+
+def dry_run(options: QuantizeOptions, plan_file: PlanFile | None = None) -> DryRun:
     """Return what ``quantize_checkpoint(options)`` would do. Of a model on the hub only headers are fetched.
+
+    plan_file  plans a file that is made of the output.
 
     Raises what preparing a run raises, and ``option_conflict`` where widths are chosen by measuring.
     """
@@ -96,14 +98,17 @@ def dry_run(options: QuantizeOptions) -> DryRun:
         other = "--target-bpw, --max-kl"
         raise error("option_conflict", option="--dry-run", other=other, reason=reason, hint="Leave --dry-run away.")
     if not is_on_hub(options.input):
-        return _planned(options, options.input, 0)
+        return _planned(options, options.input, 0, plan_file)
     with tempfile.TemporaryDirectory(prefix="aiakq-headers-") as folder:
         download = header_folder(options.input, Path(folder), options.revision)
-        return _planned(replace(options, input=folder, revision=None), options.input, download)
+        return _planned(replace(options, input=folder, revision=None), options.input, download, plan_file)
 
 
-def _planned(options: QuantizeOptions, name: str, download: int) -> DryRun:
-    prepared = prepare(options)
+def _planned(options: QuantizeOptions, name: str, download: int, plan_file: PlanFile | None) -> DryRun:
+    prepared, file_bytes = prepare(options), 0
+    if plan_file is not None:
+        spec, file_bytes = plan_file(prepared)
+        prepared = replace(prepared, spec=spec)
     plan = _Plan(prepared)
     counts = Counter[str | None]()
     weights = Counter[str | None]()
@@ -121,9 +126,9 @@ def _planned(options: QuantizeOptions, name: str, download: int) -> DryRun:
         dtype=str(prepared.storage).removeprefix("torch."),
         schemes=[SchemeCount(scheme, count, weights[scheme]) for scheme, count in counts.most_common()],
         bytes_before=prepared.checkpoint.nbytes,
-        output_bytes=plan.quantized_bytes + plan.rest_bytes,
+        output_bytes=file_bytes or plan.quantized_bytes + plan.rest_bytes,
         bits_per_weight=8 * plan.weight_bytes / sum(weights[each] for each in weights if each is not None),
-        disk_bytes=plan.disk_bytes(),
+        disk_bytes=plan.disk_bytes() + file_bytes,
         download_bytes=download,
         tokens=plan.work.tokens,
         warnings=list(prepared.warnings),
@@ -163,7 +168,9 @@ class _Plan:
                 self.weight_bytes += linear_bytes(shape.n, shape.k, own, storage)
                 quantized |= model.stored_tensors(shape.name, bias)
         self._add_head(prepared.spec)
-        self.rest_bytes = prepared.copied_bytes(quantized)
+        left_out = {*quantized, *prepared.not_copied()}
+        self.rest_bytes = copied_bytes(prepared.checkpoint.inventory, left_out, storage)
+        self.rest_bytes += prepared.untied_weights * storage.itemsize
         self.work = QuantizationWork(
             blocks=list(model.blocks),
             prefixes=[model.block_prefix(index) for index in range(len(model.blocks))],
@@ -206,27 +213,22 @@ class _Plan:
         )
         return next((reason for holds, reason in reasons if holds()), "")
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[MemoryStage]:
         stages = self.work.stages()
         evaluated = self._evaluation()
         return stages if evaluated is None else [*stages, evaluated]
 
-    def _evaluation(self) -> Stage | None:
+    def _evaluation(self) -> MemoryStage | None:
         """Return the comparison with the source, if there will be one."""
         prepared = self.prepared
-        options = prepared.options
-        if not options.evaluate or prepared.tokenizer is None:
+        windows = evaluation_windows(prepared)
+        if windows is None:
             return None
         import aiakq.evaluation.scoring  # noqa: F401  # part of the process by then
 
-        length = min(WINDOW, prepared.max_positions or WINDOW)
-        vocabulary = prepared.model.config.vocab_size
-        texts = load_texts(eval_sources(options.eval_text), prepared.tokenizer, length, vocabulary)
-        windows = max((tuple(text.windows.shape) for text in texts), key=math.prod)
+        config = prepared.model.config
         weights = sum(math.prod(info.shape) for info in prepared.checkpoint.inventory.values())
-        whole = fits_whole(weights, torch.device("cpu")) and options.lora is None
         packed = self.quantized_bytes + self.rest_bytes * _FLOAT // prepared.storage.itemsize
         block = max(sum(p.numel() for p in block.parameters()) for block in prepared.model.blocks)
-        copies = (_FLOAT * weights, packed) if whole else None
-        hidden = prepared.model.config.hidden_size
-        return evaluation_stage(copies, self.outside, _FLOAT * block, vocabulary, hidden, (windows[0], windows[1]))
+        copies = (_FLOAT * weights, packed) if is_compared_whole(prepared) else None
+        return evaluation_stage(copies, self.outside, _FLOAT * block, config.vocab_size, config.hidden_size, windows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import aiakq
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.inventory import FLOATS
 from aiakq.formats.model_folder import (
     FOLDED_SCALES,
     FOLDED_SCALES_KEY,
@@ -28,7 +26,6 @@ from aiakq.formats.model_folder import (
     template_files,
     vocabulary_files,
 )
-from aiakq.formats.safetensors_file import DTYPE_BYTES
 from aiakq.quantizers.block.decoder_block import BlockPlan
 from aiakq.quantizers.calibration.samples import Samples
 from aiakq.quantizers.model.groups import Heads
@@ -107,16 +104,6 @@ class Prepared:
         everything = sum(math.prod(info.shape) for info in self.checkpoint.inventory.values())
         everything += self.untied_weights
         return int(total + max(everything - inside, 0) * max(self.storage.itemsize, 2))
-
-    def copied_bytes(self, quantized: Collection[str]) -> int:
-        """Return the bytes of the tensors that the output copies; ``quantized``: names in the checkpoint of others."""
-        left_out = {*quantized, *self.not_copied()}
-        total = self.untied_weights * self.storage.itemsize
-        for name, info in self.checkpoint.inventory.items():
-            if name not in left_out:
-                width = self.storage.itemsize if info.dtype in FLOATS else DTYPE_BYTES[info.dtype]
-                total += math.prod(info.shape) * width
-        return total
 
     def fingerprint(self, spec: QuantSpec) -> str:
         """Return a key that is equal for runs with the same bytes: same source, options, calibration, and versions."""

@@ -36,7 +36,9 @@ def dry_run_table(result: DryRun) -> None:
         for stage in result.stages:
             grid.add_row(stage.name, size(result.resident_bytes + stage.nbytes), stage.moment)
         show(grid)
-        text = f"{size(result.resident_bytes)} of that is the process itself, measured; the rest is counted from shapes."
+        text = (
+            f"{size(result.resident_bytes)} of that is the process itself, measured; the rest is counted from shapes."
+        )
         quality_tables.wrapped(text, "dim")
     if result.time_basis:
         quality_tables.wrapped(f"Time: {result.time_basis}.", "dim")

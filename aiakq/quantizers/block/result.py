@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from aiakq.formats.gguf.decoding import read_weight
+from aiakq.formats.gguf.kinds import KINDS, NUMBERS
 from aiakq.formats.input_rounding import rounding_of
 from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import QWeight
@@ -20,6 +22,7 @@ class BlockResult:
     """The results of one block's linears, by name inside the block.
 
     finished    the quantized weight.
+    rows        its rows of blocks, [N, bytes of a row] uint8, if it is one of a GGUF file.
     originals   the float32 weight [N, K] before rounding, until the errors are measured.
     errors      relative output error, ``||y_q - y|| / ||y||``, without bias.
     remarks     how the quantization parameters were chosen, for the report.
@@ -32,6 +35,7 @@ class BlockResult:
         self._linears = linears
         self._specs = specs
         self.finished: dict[str, QWeight] = {}
+        self.rows: dict[str, Tensor] = {}
         self.originals: dict[str, Tensor] = {}
         self.errors: dict[str, float] = {}
         self.remarks: dict[str, dict[str, float | str]] = {}
@@ -60,6 +64,17 @@ class BlockResult:
         self.adopt(name, weight)
         self.magnitudes.weight_after[name] = largest(linear.weight.data)
 
+    def finish_blocks(self, name: str, rows: Tensor) -> None:
+        """Submit a linear as rows of blocks of a GGUF file, [N, bytes of a row] uint8; otherwise as ``finish``."""
+        assert name not in self.finished, name
+        linear, kind = self._linears[name], self._specs[name].blocks
+        assert kind is not None, name
+        bias = None if linear.bias is None else linear.bias.data
+        self.originals[name] = linear.weight.data
+        self.rows[name] = rows
+        self.adopt(name, read_weight(rows, KINDS[NUMBERS[kind]], name, bias))
+        self.magnitudes.weight_after[name] = largest(linear.weight.data)
+
     def adopt(self, name: str, weight: QWeight) -> None:
         """Restore a linear that an earlier run finished; the block then computes as after ``finish``."""
         self.finished[name] = weight
@@ -71,7 +86,7 @@ class BlockResult:
 
     def clear(self) -> None:
         """Discard all finished linears and their remarks; the weights of the block are not modified."""
-        for kept in (self.finished, self.originals, self.remarks):
+        for kept in (self.finished, self.rows, self.originals, self.remarks):
             kept.clear()
 
 

@@ -53,7 +53,7 @@ def operations(
     total = 0.0
     for n, k in groups:
         total += 2 * (tokens + original_tokens) * n * k
-        if recipe.rounder.name == "gptq":
+        if recipe.rounder.name in ("gptq", "gptq_blocks"):
             # The triangle of the second moment, two factors, the loop over columns, and the sweeps.
             total += tokens * k * k + 2 * k**3 / 3 + n * k * k * (1 + 2 * sweeps)
     return total

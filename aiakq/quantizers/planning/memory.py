@@ -29,11 +29,12 @@ _FLOAT = 4
 #: Cached inputs of finished linears in memory (model/replay.py), rows of a task (rounders/gptq.py).
 _CACHED_INPUTS, _FEWEST_ROWS = 2**29, 256
 #: Transforms and rounders whose allocations are known.
-_KNOWN = {"awq", "smooth_quant", "input_scales", "rtn", "gptq"}
+_KNOWN = {"awq", "smooth_quant", "input_scales", "rtn", "gptq", "gptq_blocks", "nearest_blocks"}
+_LOOPS = ("gptq", "gptq_blocks")
 
 
 @dataclass(frozen=True)
-class Stage:
+class MemoryStage:
     """The largest moment of a stage: its name, what it is, and bytes."""
 
     name: str
@@ -69,12 +70,12 @@ class QuantizationWork:
         """Return a component whose allocations are not known, or None."""
         return next((part.name for part in self.recipe.parts if part.name not in _KNOWN), None)
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[MemoryStage]:
         """Return the largest moments of the stages before the evaluation, in their order."""
         largest = max((_Block(self, number) for number in range(len(self.blocks))), key=lambda block: block.peak[0])
         block, moment = largest.peak
-        copying = Stage("copy", "all tensors outside of the quantized layers", self.rest)
-        stages = [self._first_inputs(), Stage("quantize", f"{moment} in {largest.prefix}", block), copying]
+        copying = MemoryStage("copy", "all tensors outside of the quantized layers", self.rest)
+        stages = [self._first_inputs(), MemoryStage("quantize", f"{moment} in {largest.prefix}", block), copying]
         return stages if self.batches else stages[1:]
 
     @cached_property
@@ -102,15 +103,15 @@ class QuantizationWork:
         """Return the bytes of hidden states on disk."""
         return max(_FLOAT * self.hidden * (self.tokens + self.original_tokens) - int(self.budget), 0)
 
-    def _first_inputs(self) -> Stage:
+    def _first_inputs(self) -> MemoryStage:
         """``outer_layers.capture``: the embedding while it is read, or with the first block and all hidden states."""
         whole, largest = self.outside
         first = _Block(self, 0)
         reading = whole + largest // _FLOAT * self.storage.itemsize
         running = whole + first.weights + first.forward + _FLOAT * self.hidden * self.tokens
         if running > reading:
-            return Stage("calibrate", "embedding, first block and hidden states", running)
-        return Stage("calibrate", "reading the embedding", reading)
+            return MemoryStage("calibrate", "embedding, first block and hidden states", running)
+        return MemoryStage("calibrate", "reading the embedding", reading)
 
 
 class _Block:
@@ -151,7 +152,7 @@ class _Block:
     def peak(self) -> tuple[int, str]:
         """The largest moment, in bytes, and what it is."""
         moments = [self._writing(), self._measuring()]
-        moments += self._rounding() if self.work.recipe.rounder.name == "gptq" else []
+        moments += self._rounding() if self.work.recipe.rounder.name in _LOOPS else []
         if self.work.recipe.transform("awq") is not None:
             moments.append(self._comparing())
         return max(moments)
@@ -191,7 +192,7 @@ class _Block:
     @cached_property
     def _cached(self) -> int:
         """Cached inputs of modules that end with a linear (model/replay.py), in both models."""
-        if self.work.recipe.rounder.name != "gptq":
+        if self.work.recipe.rounder.name not in _LOOPS:
             return 0
         ends = [names[0] for names in self.groups if len(names) == 1 and ".experts." not in names[0]]
         return self._inputs_of(ends)
@@ -253,7 +254,7 @@ def block_groups(work: QuantizationWork) -> list[tuple[int, int]]:
 
 def evaluation_stage(
     copies: tuple[int, int] | None, outside: int, block: int, vocabulary: int, hidden: int, windows: tuple[int, int]
-) -> Stage:
+) -> MemoryStage:
     """Return the largest moment of the comparison with the source (evaluation/metrics.py).
 
     copies      bytes of both models in float32 and packed, if they are loaded whole; None: block by block.
@@ -267,6 +268,8 @@ def evaluation_stage(
     # Logits of a batch and of both models' predictions, those of the next batch, and terms of some rows.
     compared = 4 * logits + 6 * rows
     if copies is not None:
-        return Stage("evaluate", "both models and their logits", sum(copies) + compared)
+        return MemoryStage("evaluate", "both models and their logits", sum(copies) + compared)
     states = 2 * _FLOAT * count * length * hidden
-    return Stage("evaluate", "the layers outside of the blocks and logits", 2 * outside + max(block, compared) + states)
+    return MemoryStage(
+        "evaluate", "the layers outside of the blocks and logits", 2 * outside + max(block, compared) + states
+    )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Mapping
 from functools import cache
 
 import torch
 
 from aiakq import formats
+from aiakq.formats.gguf.kinds import KINDS, NUMBERS
+from aiakq.formats.inventory import FLOATS
+from aiakq.formats.safetensors_file import DTYPE_BYTES, TensorInfo
 from aiakq.quantizers.block.result import stored_weight
 from aiakq.spec import QuantSpec
 
@@ -19,6 +24,8 @@ def linear_bytes(n: int, k: int, spec: QuantSpec, storage: torch.dtype, has_bias
 
     storage  dtype of what is not quantized, like biases.
     """
+    if spec.blocks is not None:
+        return n * KINDS[NUMBERS[spec.blocks]].row_bytes(k) + (n * storage.itemsize if has_bias else 0)
     if n <= _ROWS[1]:
         return _written(n, k, spec, storage, has_bias)
     few, more = (_written(rows, k, spec, storage, has_bias) for rows in _ROWS)
@@ -48,3 +55,12 @@ def _written(n: int, k: int, spec: QuantSpec, storage: torch.dtype, has_bias: bo
         (name, value) for name, value in vars(spec).items() if name not in names and not name.startswith("_")
     )
     return _sample(n, k, settings, storage, has_bias)
+
+
+def copied_bytes(inventory: Mapping[str, TensorInfo], left_out: Collection[str], storage: torch.dtype) -> int:
+    """Return the bytes of the tensors that are copied, floats as ``storage``: all but those left out."""
+    total = 0
+    for name, info in inventory.items():
+        if name not in left_out:
+            total += math.prod(info.shape) * (storage.itemsize if info.dtype in FLOATS else DTYPE_BYTES[info.dtype])
+    return total
