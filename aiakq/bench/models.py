@@ -94,7 +94,7 @@ def run(options: ModelComparisonArguments, progress: OnProgress) -> Record:
 
 
 def _check_lengths(options: ModelComparisonArguments) -> None:
-    """Raise ``bad_option`` if a prompt and its answer are longer than the context of a model, before any is measured."""
+    """Raise ``bad_option`` if a prompt and its answer are longer than the context of a model."""
     for model in options.models if options.speed else ():
         settings = {"model": model, "dtype": options.dtype, "device": options.device}
         longest = EngineConfig.from_args(settings).max_model_len

@@ -45,7 +45,7 @@ def check_sources(sources: Sequence[str]) -> None:
 
 
 def _is_binary(path: Path) -> bool:
-    """Whether a file that is no table, and not compressed, holds zero bytes at its start, which UTF-8 text never has."""
+    """Whether a file that is neither a table nor compressed has zero bytes at its start; text has none."""
     if path.suffix.lower() in (*TABLES, *COMPRESSED):
         return False
     try:

@@ -32,7 +32,7 @@ def fit_table(report: FitReport) -> None:
         )
     show(grid)
     text = (
-        f"As the engine computes it: {report.utilization:.0%} of what the weights leave, less the activations of a step. "
-        "What loading takes besides is not counted."
+        f"As the engine computes it: {report.utilization:.0%} of what the weights leave, less the activations of a "
+        "step. What loading takes besides is not counted."
     )
     quality_tables.wrapped(text, "dim")
