@@ -58,4 +58,16 @@ class InspectArguments:
     all: bool = argument(False, "Show one row per layer instead of one for all equal layers.")
     device: str = device_argument()
     dtype: str = argument("auto", "Dtype of activations.")
+    fit: str | None = argument(
+        None,
+        "Say whether the model fits a machine, as it is and in each scheme; exit with code 5 if it does not: a size "
+        "(8GB, 24GiB), here, or a GPU (H100, A100-40, L4, 'RTX 4090').",
+        metavar="MACHINE",
+    )
+    fit_context: int | None = argument(
+        None,
+        "--fit: tokens that a sequence must be able to have; the model's context if not given.",
+        low=1,
+        hint="",
+    )
     revision: str | None = revision_argument()

@@ -27,7 +27,7 @@ from aiakq.arguments.checkpoint import ConvertArguments, EvalArguments, InspectA
 from aiakq.arguments.common import ConfigArguments, JsonArguments, ResultArguments
 from aiakq.arguments.comparison import AlternationArguments, CompareArguments, CounterArguments, ReportArguments
 from aiakq.arguments.engine import ENGINE_ARGUMENTS
-from aiakq.arguments.quantize import QuantizeArguments
+from aiakq.arguments.quantize import DryRunArguments, QuantizeArguments
 from aiakq.arguments.server import ARGUMENTS, RENAMED, Renamed
 from aiakq.arguments.spelling import Options
 from aiakq.arguments.translate import TranslateArguments
@@ -180,7 +180,7 @@ def _configured(row: Argument, value: object, source: str | None) -> object:
 
 _MODEL = "The same as --model."
 COMMANDS: dict[str, CommandArguments] = {
-    "quantize": CommandArguments((QuantizeArguments, JsonArguments)),
+    "quantize": CommandArguments((QuantizeArguments, DryRunArguments, JsonArguments)),
     "convert": CommandArguments((ConvertArguments, JsonArguments)),
     "serve": CommandArguments(engine=ARGUMENTS, model_help=_MODEL),
     "chat": CommandArguments(

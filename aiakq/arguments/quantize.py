@@ -47,7 +47,7 @@ class QuantizeArguments:
     output: str = argument(..., "Folder for the quantized model.", flags=("-o", "--output"), metavar="DIR")
     method: str = argument(
         ...,
-        "weight_only_int8, smooth_quant, awq, gptq, fp8, mxfp4, nvfp4, or a method that a plugin package adds.",
+        "weight_only_int8, smooth_quant, awq, gptq, fp8, mxfp4, nvfp4, gguf, or a method that a plugin package adds.",
         flags=("-quant_type", "--quant-type"),
         metavar="METHOD",
     )
@@ -144,8 +144,15 @@ class QuantizeArguments:
     awq_scaling: bool = argument(False, "gptq: apply AWQ's scales first.", group="method")
     gptq: bool | None = argument(
         None,
-        "smooth_quant, fp8, mxfp4, nvfp4: round the weights with GPTQ. The last three do so by default if calibration "
-        "data is given.",
+        "smooth_quant, fp8, mxfp4, nvfp4, gguf: round the weights with GPTQ. fp8, mxfp4 and nvfp4 do so by default if "
+        "calibration data is given, gguf always.",
+        group="method",
+    )
+    gguf_type: str | None = argument(
+        None,
+        "gguf: type of the file, as llama-quantize calls it: q4_k_m (the default), q4_k_s, q5_k_m, q5_k_s, q6_k, q8_0, "
+        "q4_0, q4_1, q5_0, q5_1.",
+        metavar="TYPE",
         group="method",
     )
     rotate: str = argument(
@@ -320,6 +327,17 @@ class QuantizeArguments:
     )
     trust_remote_code: bool = argument(False, "Run Python code from the model folder.", group="model")
     revision: str | None = revision_argument()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRunArguments:
+    """Option for a run that only says what it would do."""
+
+    dry_run: bool = argument(
+        False,
+        "Only say what would be done, from the config and headers: what each layer becomes, size, disk, peak memory, "
+        "and how long it takes at least. Of a model on the hub no weights are fetched.",
+    )
 
 
 QUANTIZE_ARGUMENTS: tuple[Argument, ...] = rows_of(QuantizeArguments)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import random
 import statistics
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +23,7 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.html_report.numbers import size
 from aiakq.html_report.render import render
 from aiakq.records import Record, to_json
+from aiakq.runtime.config.engine import EngineConfig
 
 #: ``(stage, done, total, detail)``
 OnProgress = Callable[[str, int, int, str], None]
@@ -59,15 +60,21 @@ def check(options: ModelComparisonArguments) -> None:
             raise error("bad_option", option="--output", value=str(path), expected=expected, hint="")
         if not path.absolute().parent.is_dir():
             raise error("output_failed", path=path, reason="its folder does not exist")
-        if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-            reason = "it is a folder" if path.is_dir() else "its folder cannot be written to"
-            raise error("output_failed", path=path, reason=reason)
+        if path.is_dir():
+            raise error("output_failed", path=path, reason="it is a folder")
+        try:  # permissions say nothing of /proc, or of a file system that is read-only
+            with tempfile.TemporaryFile(dir=path.absolute().parent):
+                pass
+        except OSError as problem:
+            reason = f"its folder cannot be written to ({problem.strerror})"
+            raise error("output_failed", path=path, reason=reason) from None
 
 
 def run(options: ModelComparisonArguments, progress: OnProgress) -> Record:
     """Measure all models. Raises as ``check``, and the errors of reading, loading and evaluating a model."""
     check(options)
     rows = [_stored(model) for model in options.models]
+    _check_lengths(options)
     found, environment = _quality(options, progress)
     speeds = _speeds(options, progress) if options.speed else [None] * len(rows)
     for row, text, speed in zip(rows, found, speeds, strict=True):
@@ -84,6 +91,17 @@ def run(options: ModelComparisonArguments, progress: OnProgress) -> Record:
             f"with its prompt, in the dtype of the model; median of {options.rounds}, models in turns."
         )
     return Record("compare", _SEED, asdict(options), {"models": rows, "remarks": remarks}, environment)
+
+
+def _check_lengths(options: ModelComparisonArguments) -> None:
+    """Raise ``bad_option`` if a prompt and its answer are longer than the context of a model."""
+    for model in options.models if options.speed else ():
+        settings = {"model": model, "dtype": options.dtype, "device": options.device}
+        longest = EngineConfig.from_args(settings).max_model_len
+        if options.input_len + options.output_len > longest:
+            expected = f"at most {longest}, the context of {model}, together with --output-len {options.output_len}"
+            hint = f"Give --input-len {max(1, longest - options.output_len)}."
+            raise error("bad_option", option="--input-len", value=options.input_len, expected=expected, hint=hint)
 
 
 def _stored(model: str) -> dict[str, Any]:

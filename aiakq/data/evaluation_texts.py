@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiakq.data.files import COMPRESSED, TABLES
 from aiakq.errors import error
 
 #: Bundled texts by their names -> name of the file in aiakq/data, and their title.
@@ -13,6 +14,8 @@ BUNDLED = {
     "dialogue": ("dialogue", "the bundled dialogue"),
     "code": ("code", "the bundled code"),
 }
+#: Bytes at the start of a file that show whether it is one of text.
+_LOOKED_AT = 1 << 16
 
 
 def text_names(sources: Sequence[str]) -> list[str]:
@@ -34,6 +37,19 @@ def check_sources(sources: Sequence[str]) -> None:
         if not is_bundled(source) and not Path(source).is_file():
             known = ", ".join(BUNDLED)
             raise error("evaluation_text", reason=f"{source} is neither a file nor one of the bundled texts ({known})")
+        if not is_bundled(source) and _is_binary(Path(source)):
+            raise error("evaluation_text", reason=f"{source} is not a file of text: it holds zero bytes")
         if source in sources[:index]:
             reason = "a text is measured once"
             raise error("option_conflict", option=source, other=source, reason=reason, hint="Name it once.")
+
+
+def _is_binary(path: Path) -> bool:
+    """Whether a file that is neither a table nor compressed has zero bytes at its start; text has none."""
+    if path.suffix.lower() in (*TABLES, *COMPRESSED):
+        return False
+    try:
+        with open(path, "rb") as stream:
+            return b"\0" in stream.read(_LOOKED_AT)
+    except OSError:  # reading the text says why
+        return False

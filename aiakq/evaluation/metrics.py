@@ -159,9 +159,20 @@ def _batches(windows: Tensor, model: Scorer, on_window: OnWindow | None) -> Iter
             logits = model.logits(ids)
         yield _Batch(ids, logits)
         done += len(ids)
-        size = max(1, min(8, _LOGIT_BYTES // (logits.shape[1] * logits.shape[2] * 4)))
+        size = _batch_size(logits.shape[1], logits.shape[2])
         if on_window is not None:
             on_window(done, total)
+
+
+def _batch_size(length: int, vocabulary: int) -> int:
+    """Return the number of windows of ``length`` tokens per call."""
+    return max(1, min(8, _LOGIT_BYTES // (length * vocabulary * 4)))
+
+
+def batch_bytes(count: int, length: int, vocabulary: int) -> tuple[int, int]:
+    """Return the bytes of the logits of a call for ``count`` windows, and of those converted at a time."""
+    logits = min(count, _batch_size(length, vocabulary)) * length * vocabulary * 4
+    return logits, min(logits, max(_ROW_BYTES, vocabulary * 4))
 
 
 def _row_chunks(logits: Tensor, targets: Tensor) -> Iterable[tuple[Tensor, Tensor]]:

@@ -84,5 +84,9 @@ class QualityCheck:
         if self.blockwise:
             return False
         inventory = dequantized(Checkpoint.open(self.source), torch.float32).inventory
-        weights = sum(math.prod(info.shape) for info in inventory.values())
-        return 2 * 4 * weights < 0.5 * free_memory(self.device)
+        return fits_whole(sum(math.prod(info.shape) for info in inventory.values()), self.device)
+
+
+def fits_whole(weights: int, device: torch.device) -> bool:
+    """Whether two models of so many weights in float32 fit into half of the free memory."""
+    return 2 * 4 * weights < 0.5 * free_memory(device)

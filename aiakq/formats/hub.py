@@ -209,6 +209,12 @@ def _from_object_storage(
     return _model_in(folder, quantization, weights, wanted)
 
 
+def is_on_hub(name: str) -> bool:
+    """Whether a valid name of a model can only be one on the hub."""
+    path = split_quantization(name)[0]
+    return not object_storage.is_url(name) and not os.path.exists(Path(path).expanduser())
+
+
 def hub_answers() -> bool:
     """Whether a connection to the hub can be opened; asked once, because the hub client retries for minutes.
 

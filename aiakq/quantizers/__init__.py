@@ -25,6 +25,7 @@ METHODS: Registry[Method] = Registry(
         "fp8": "aiakq.quantizers.methods:FP8",
         "mxfp4": "aiakq.quantizers.methods:MXFP4",
         "nvfp4": "aiakq.quantizers.methods:NVFP4",
+        "gguf": "aiakq.quantizers.methods:GGUF",
     },
 )
 
@@ -45,5 +46,7 @@ ROUNDERS: Registry[type[Rounder]] = Registry(
         "rtn": "aiakq.quantizers.rounders.rtn:Rtn",
         "gptq": "aiakq.quantizers.rounders.gptq:Gptq",
         "gptaq": "aiakq.quantizers.rounders.gptq:Gptaq",
+        "gptq_blocks": "aiakq.quantizers.rounders.blocks:GptqBlocks",
+        "nearest_blocks": "aiakq.quantizers.rounders.blocks:NearestBlocks",
     },
 )

@@ -70,3 +70,13 @@ NVFP4 = Method(
     table="e2m1",
     scale_type="e4m3",
 )
+
+GGUF = Method(
+    summary="Weights are blocks of a GGUF file, rounded one after another (GPTQ, arXiv:2210.17323).",
+    rounder=Component("gptq_blocks"),
+    bits=(4,),
+    group_size=32,
+    symmetric=(False,),
+    format="gguf",
+    blocks="Q4_K",
+)

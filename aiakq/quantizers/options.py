@@ -73,6 +73,7 @@ class QuantizeOptions(QuantizeArguments):
 
     def _check_pairs(self) -> None:
         method, preset = f"-quant_type {self.method}", self.preset
+        self._check_blocks(method)
         chosen = self.target_bpw is not None or self.max_kl is not None
         if self.activation_scales != "token" and (not self.rounded_bits or preset.table is not None):
             reason = (
@@ -113,6 +114,37 @@ class QuantizeOptions(QuantizeArguments):
             )
         if self.max_kl is not None and not self.evaluate:
             _conflict("--max-kl", "--no-eval", "the divergence is measured there", "Leave --no-eval away.")
+
+    def _check_blocks(self, method: str) -> None:
+        """Raise ``option_conflict`` for options that do not go together with the blocks of GGUF files."""
+        if self.preset.blocks is None:
+            if self.gguf_type is not None:
+                _conflict("--gguf-type", method, "it writes no GGUF file", "Use -quant_type gguf.")
+            return
+        given = {
+            "--bits": self.bits,
+            "--group-size": self.group_size,
+            "--asymmetric, --symmetric": self.symmetric,
+            "--layer": self.layer or None,
+            "--skip": self.skip or None,
+            "--lm-head": self.lm_head,
+            "--format": self.format,
+            "--target-bpw": self.target_bpw,
+            "--max-kl": self.max_kl,
+        }
+        for option, value in given.items():
+            if value is not None:
+                _conflict(option, method, "the type of the file says what each tensor is", "Use --gguf-type.")
+        others = {
+            "--tp": (self.tp > 1, "llama.cpp cuts rows itself"),
+            "--tune": (self.tune is not None, "scales of blocks are small integers"),
+            "--awq-scaling": (self.awq_scaling, "its search rounds to groups of integers"),
+            "--scale-search minmax": (self.scale_search == "minmax", "scales of blocks are searched"),
+            "--resume": (self.resume, "its steps are not kept"),
+        }
+        for option, (conflicts, reason) in others.items():
+            if conflicts:
+                _conflict(option, method, reason, "Leave it away.")
 
     def _check_float_groups(self, method: str) -> None:
         sizes = (-1, _BLOCK) if self.preset.float8 is not None else (self.preset.group_size,)
@@ -214,6 +246,7 @@ class QuantizeOptions(QuantizeArguments):
             static_input=self._has_static_inputs,
             float8=self._float8,
             table=preset.table,
+            blocks=preset.blocks,
             scale_type=preset.scale_type,
             ignore=tuple(ignore),
             notes={"version": version},
@@ -260,6 +293,11 @@ def _with_components(
     method = f"-quant_type {options.method}"
     if options.preset.is_float:
         return _float_components(options, transforms, rounder)
+    if options.preset.blocks is not None:
+        if options.gptq is False and rounder.name == "gptq_blocks":
+            calibrated = (options.calibration or options.token_ids) is not None
+            rounder = Component("nearest_blocks", {"importance": "inputs" if calibrated else "none"})
+        return transforms, rounder.with_parameters(targets="original") if options.gptaq else rounder
     if options.gptq:
         if rounder.name != "rtn" or "smooth_quant" not in [transform.name for transform in transforms]:
             _conflict(
@@ -316,7 +354,7 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
     ):
         if given is None:
             continue
-        if rounder.name in ("gptq", "gptaq") or (rounder.name, parameter) == ("rtn", "targets"):
+        if rounder.name in ("gptq", "gptaq", "gptq_blocks") or (rounder.name, parameter) == ("rtn", "targets"):
             rounder = rounder.with_parameters(**{parameter: given})
         elif given not in ("none", "own"):
             other = "round with --gptq" if options.preset.is_float else "use -quant_type gptq"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from aiakq.data.documents import sources
 from aiakq.data.evaluation_texts import is_bundled
 from aiakq.errors import AiakqError
 from aiakq.evaluation.metrics import Comparison, LoadScorer
-from aiakq.evaluation.quality_check import QualityCheck
-from aiakq.evaluation.text import read_text
+from aiakq.evaluation.quality_check import QualityCheck, fits_whole
+from aiakq.evaluation.text import WINDOW, load_texts, read_text
 from aiakq.evaluation.text_quality import comparison_document
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.quantizers.model.activations import HiddenStates
@@ -73,10 +74,23 @@ def record_quality(
     A failure is raised if the comparison is ``required``. Otherwise it becomes a warning in the report, and the result
     is None.
     """
+    return measure_quality(report, writer.seal(), writer.scratch, prepared, progress, load_scorer, required=required)
+
+
+def measure_quality(
+    report: QuantizeReport,
+    folder: Path,
+    scratch: Path,
+    prepared: Prepared,
+    progress: OnProgress,
+    load_scorer: LoadScorer | None = None,
+    *,
+    required: bool = False,
+) -> Comparison | None:
+    """Compare the model in ``folder`` with the source; otherwise as ``record_quality``."""
     check = quality_check(prepared, load_scorer)
-    folder = writer.seal()
     try:
-        results = check.run(folder, writer.scratch, lambda *step: progress(StageProgress(*step)))
+        results = check.run(folder, scratch, lambda *step: progress(StageProgress(*step)))
     except AiakqError as problem:
         if required:
             raise
@@ -100,3 +114,20 @@ def limit_note(limit: float | None, text: Mapping[str, Any]) -> list[str]:
     bounds = text["kl_interval"]
     interval = "" if bounds is None else f", whose 95 % interval is {bounds['low']:.3g} to {bounds['high']:.3g}"
     return [f"--max-kl {limit:g} limits the mean on {text['name']}, {text['kl']:.3g}{interval}."]
+
+
+def evaluation_windows(prepared: Prepared) -> tuple[int, int] | None:
+    """Return the number and length of the windows of the longest text; None if nothing will be measured."""
+    if not prepared.options.evaluate or prepared.tokenizer is None:
+        return None
+    length = min(WINDOW, prepared.max_positions or WINDOW)
+    vocabulary = prepared.model.config.vocab_size
+    texts = load_texts(eval_sources(prepared.options.eval_text), prepared.tokenizer, length, vocabulary)
+    count, length = max((tuple(text.windows.shape) for text in texts), key=math.prod)
+    return count, length
+
+
+def is_compared_whole(prepared: Prepared) -> bool:
+    """Whether both models will be loaded for the comparison."""
+    weights = sum(math.prod(info.shape) for info in prepared.checkpoint.inventory.values())
+    return prepared.options.lora is None and fits_whole(weights, prepared.device)

@@ -42,6 +42,7 @@ class Method:
     activation_choices  values of ``--activation-bits``, with 16 for activations that are not rounded; empty: only the
                         default.
     float8, table, scale_type  those of LayerSpec, of weights that are floats.
+    blocks              kind of most blocks, of a method that writes GGUF files.
     """
 
     summary: str
@@ -56,6 +57,7 @@ class Method:
     float8: Float8 | None = None
     table: str | None = None
     scale_type: str | None = None
+    blocks: str | None = None
 
     @property
     def is_float(self) -> bool:

@@ -12,6 +12,7 @@ from aiakq import formats
 from aiakq.errors import error
 from aiakq.formats import folded_scales
 from aiakq.formats.checkpoint_writer import CheckpointWriter
+from aiakq.formats.gguf import linears as blocks_of_gguf
 from aiakq.formats.steps import CommittedStep
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.types import QWeight
@@ -31,7 +32,10 @@ def write_block(writer: CheckpointWriter, block: DecoderBlock, stored_name: Call
     linears: dict[str, QWeight] = {f"{block.prefix}.{name}": weight for name, weight in block.result.finished.items()}
     tensors: dict[str, Tensor] = {}
     for name, weight in linears.items():
-        tensors |= encode(name, weight, spec, storage)
+        rows = block.result.rows.get(name.removeprefix(f"{block.prefix}."))
+        tensors |= (
+            encode(name, weight, spec, storage) if rows is None else encode_rows(name, rows, weight.bias, storage)
+        )
     for name, tensor in block.folder.changed.items():
         full = stored_name(f"{block.prefix}.{name}")
         path, _, last = name.rpartition(".")
@@ -59,6 +63,12 @@ def encode(name: str, weight: QWeight, spec: QuantSpec, storage: torch.dtype) ->
     """Return the tensors of the linear ``name`` in its format, by full name."""
     own = _own(spec, name)
     tensors = formats.load(own.format).write(weight, own, storage)
+    return {f"{name}.{suffix}": cast(tensor, f"{name}.{suffix}", None) for suffix, tensor in tensors.items()}
+
+
+def encode_rows(name: str, rows: Tensor, bias: Tensor | None, storage: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors of the linear ``name`` that is stored as rows of blocks [N, bytes of a row]."""
+    tensors = blocks_of_gguf.tensors_of(rows, None if bias is None else bias.to(storage))
     return {f"{name}.{suffix}": cast(tensor, f"{name}.{suffix}", None) for suffix, tensor in tensors.items()}
 
 

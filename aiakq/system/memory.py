@@ -63,6 +63,12 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def resident_bytes() -> int:
+    """Return the RAM that this process uses now; the largest amount so far where only that is known."""
+    lines = _lines(_SIZE)
+    return int(lines[0].split()[1]) * os.sysconf("SC_PAGE_SIZE") if lines else peak_memory_bytes()
+
+
 def release_host_memory() -> None:
     """Return unused memory to the system.
 

@@ -88,8 +88,26 @@ def test_perplexities_of_different_tokens_are_not_compared(folders, monkeypatch)
     assert document["remarks"] == [models.OTHER_TOKENS]
 
 
-@pytest.mark.parametrize(("file", "id"), [("table.txt", "bad_option"), ("missing/table.md", "output_failed")])
+@pytest.mark.parametrize(
+    ("file", "id"),
+    [("table.txt", "bad_option"), ("missing/table.md", "output_failed"), ("/proc/table.md", "output_failed")],
+)
 def test_a_file_that_cannot_be_written_is_refused_first(file: str, id: str, tmp_path: Path) -> None:
     with pytest.raises(AiakqError) as problem:
         models.check(arguments("a", "b", original="c", output=(str(tmp_path / file),)))
     assert problem.value.id == id
+
+
+def test_prompts_longer_than_the_context_are_refused_before_anything_is_measured(folders, monkeypatch) -> None:
+    source, _ = folders
+    monkeypatch.setattr(models, "_quality", lambda options, progress: pytest.fail("it was measured"))
+    with pytest.raises(AiakqError, match="--input-len") as problem:
+        models.run(arguments(str(source), input_len=10**6), lambda *_: None)
+    assert problem.value.id == "bad_option"
+
+
+def test_binary_files_are_no_texts(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"words" * 100 + bytes(8))
+    with pytest.raises(AiakqError, match="zero bytes") as problem:
+        models.check(arguments("a", text=(str(tmp_path / "text"),)))
+    assert problem.value.id == "evaluation_text"

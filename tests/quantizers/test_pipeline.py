@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.quantizers import METHODS
+from aiakq.quantizers import METHODS as ALL_METHODS
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.quantizers.progress import StageProgress
 from aiakq.quantizers.run_report import REPORT_FILE
+
+#: Methods whose output is a folder; gguf writes a file.
+METHODS = sorted(set(ALL_METHODS) - {"gguf"})
 
 FAMILIES = ("llama", "opt")
 

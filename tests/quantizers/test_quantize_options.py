@@ -26,6 +26,7 @@ def test_every_method_is_a_recipe() -> None:
         "fp8": ["rtn"],
         "mxfp4": ["rtn"],
         "nvfp4": ["rtn"],
+        "gguf": ["gptq_blocks"],
     }
 
 
@@ -194,6 +195,7 @@ def test_formats_of_the_methods() -> None:
         "fp8": ("compressed-tensors", "fp8a8 channel"),
         "mxfp4": ("compressed-tensors", "lut4a16 g32 e2m1 e8m0"),
         "nvfp4": ("compressed-tensors", "lut4a16 g16 e2m1 e4m3"),
+        "gguf": ("gguf", "w4a16 g32 asym"),
     }
     assert options("gptq", symmetric=False).spec("1").format == "gptq_v2"
 

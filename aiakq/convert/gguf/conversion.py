@@ -58,35 +58,35 @@ def convert_to_gguf(arguments: ConvertArguments, progress: OnProgress = lambda *
     wanted = None if arguments.gguf_type.strip().lower() == "auto" else file_type(arguments.gguf_type)
     checkpoint = Checkpoint.fetch(arguments.input, arguments.revision)
     try:
-        output = _checked_output(arguments, checkpoint)
+        output = checked_output(arguments.output, arguments.overwrite, checkpoint)
         check_tensors(checkpoint, checkpoint)
         source = GGUFSource(checkpoint, ModelConfig.from_hf(checkpoint.config), arguments.lossy)
-        return _Conversion(arguments, source, wanted, output, progress).run(started)
+        return GGUFConversion(arguments, source, wanted, output, progress).run(started)
     finally:
         checkpoint.close()
 
 
-def _checked_output(arguments: ConvertArguments, checkpoint: Checkpoint) -> Path:
+def checked_output(name: str, overwrite: bool, checkpoint: Checkpoint, option: str = "DIR") -> Path:
     """Return the path of the new file. Raises ``bad_option``, and ``output_*`` for one that cannot be it."""
-    output = Path(arguments.output).expanduser().absolute()
+    output = Path(name).expanduser().absolute()
     try:
         exists = output.exists()
     except OSError as problem:
         raise error("output_failed", path=str(output), reason=problem.strerror or str(problem)) from problem
     if output.suffix.lower() != _SUFFIX or output.is_dir():
         expected = "the name of a file that ends with .gguf"
-        raise error("bad_option", option="DIR", value=arguments.output, expected=expected, hint="")
+        raise error("bad_option", option=option, value=name, expected=expected, hint="")
     if exists:
         file = file_of(checkpoint.foreign)
         files = [] if file is None else [checkpoint.weights_folder / name for name in file.files]
         if any(each.exists() and output.samefile(each) for each in (*files, checkpoint.named_path)):
             raise error("output_is_input", path=str(output))
-        if not arguments.overwrite:
+        if not overwrite:
             raise error("output_exists", path=str(output))
     return output
 
 
-class _Conversion:
+class GGUFConversion:
     """One conversion. Its steps are methods, in execution order."""
 
     def __init__(

@@ -35,12 +35,14 @@ _HEAD = "lm_head."
 class GGUFSource:
     """The model of a checkpoint.
 
+    name     name of the model; that of its folder or file if it is empty.
     changes  tensor of the checkpoint, by its usual name -> what was done to its numbers, filled while they are written.
     """
 
     checkpoint: Checkpoint
     model: ModelConfig
     lossy: bool
+    name: str = ""
 
     def __post_init__(self) -> None:
         self.changes: dict[str, str] = {}
@@ -58,7 +60,7 @@ class GGUFSource:
     def _root(self) -> str:
         return self.family.layers.partition(".")[0] + "."
 
-    def _usual(self, name: str) -> str:
+    def usual(self, name: str) -> str:
         """Return a name as files of the whole model spell it, see ``Checkpoint.locate``."""
         for prefix in ("model.language_model.", "language_model."):
             if name.startswith(prefix):
@@ -71,7 +73,7 @@ class GGUFSource:
         """Weight of every packed linear, by its usual name -> what headers say. Raises ``tensor_mismatch``."""
         if self.checkpoint.spec is None:
             return {}
-        return {self._usual(f"{each.name}.weight"): each for each in plans.linears_of(self.checkpoint)}
+        return {self.usual(f"{each.name}.weight"): each for each in plans.linears_of(self.checkpoint)}
 
     @cached_property
     def _floats(self) -> dict[str, str]:
@@ -81,7 +83,7 @@ class GGUFSource:
             packed |= {name for suffix, name in checkpoint.linear_tensors(each.name).items() if suffix != "bias"}
         tied = self.model.tie_word_embeddings and not separate_head(checkpoint)
         return {
-            self._usual(name): name
+            self.usual(name): name
             for name in checkpoint.inventory
             if name not in packed and name not in checkpoint.beside_text and not (tied and name.startswith(_HEAD))
         }
@@ -162,7 +164,8 @@ class GGUFSource:
         if linear is None:
             return encode(self.dense(name), kind, name)
         if linear.layer.blocks == kind:
-            return self.checkpoint.tensor(f"{linear.name}.weight")
+            names = self.checkpoint.linear_tensors(linear.name)
+            return self.checkpoint.tensor(names.get("weight_blocks") or names["weight"])
         rows, change = rows_of_blocks(self._weight(linear), kind, linear.name, self.lossy)
         if change:
             self.changes[name] = change
@@ -194,4 +197,5 @@ class GGUFSource:
 
     def general(self) -> dict[str, Any]:
         """Return what describes the model: name and licence."""
-        return {"general.type": "model", "general.name": self.checkpoint.named_path.name.removesuffix(".gguf")}
+        name = self.name or self.checkpoint.named_path.name
+        return {"general.type": "model", "general.name": name.removesuffix(".gguf")}

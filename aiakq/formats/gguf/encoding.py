@@ -93,7 +93,7 @@ def nearest_offsets(weight: QWeight, kind: str) -> Tensor | None:
         ((d == 0) != (scales == 0)).any()
     ):
         return None
-    return _pack(kind, weight.codes.reshape(-1, 32), d, m).view(weight.n, -1)
+    return pack_block(kind, weight.codes.reshape(-1, 32), d, m).view(weight.n, -1)
 
 
 def _each_32(values: Tensor, weight: QWeight) -> Tensor:
@@ -118,7 +118,7 @@ def _packed(codes: Tensor, bits: int, run: int) -> Tensor:
     return packed.flatten(1)
 
 
-def _pack(kind: str, codes: Tensor, d: Tensor, m: Tensor | None = None) -> Tensor:
+def pack_block(kind: str, codes: Tensor, d: Tensor, m: Tensor | None = None) -> Tensor:
     """Return blocks of 32: codes [B, 32] from 0 on, d and m [B, 1] float16."""
     fields = [_bytes(d)] + ([] if m is None else [_bytes(m)])
     codes = codes.to(torch.uint8)
@@ -140,7 +140,7 @@ def _symmetric(kind: str, low: int, high: int) -> Encoder:
         groups, levels = _columns(values, importance, 32), Levels(low, high)
         d = rounding.half(rounding.symmetric_scales(groups, levels))
         codes = groups.codes(d, None, levels).T + 2 ** (high.bit_length())
-        return _pack(kind, codes, d.half().unsqueeze(1))
+        return pack_block(kind, codes, d.half().unsqueeze(1))
 
     return encoder
 
@@ -150,7 +150,7 @@ def _affine(kind: str, high: int) -> Encoder:
         groups = _columns(values, importance, 32)
         scales, minima = rounding.affine_scales(groups, high, nonnegative=False)
         d, m = rounding.half(scales), rounding.half(-minima)
-        return _pack(kind, groups.codes(d, -m, Levels(0, high)).T, d.half()[:, None], m.half()[:, None])
+        return pack_block(kind, groups.codes(d, -m, Levels(0, high)).T, d.half()[:, None], m.half()[:, None])
 
     return encoder
 
@@ -160,30 +160,40 @@ def _super_affine(high: int) -> Encoder:
 
     def encoder(values: Tensor, importance: Tensor | None) -> Tensor:
         groups = _columns(values, importance, 32)
-        d, dmin, scales, minima, columns = rounding.super_affine(groups, 8, high, 63)
-        low, high_bits = scales.to(torch.uint8), minima.to(torch.uint8)
-        packed = torch.cat(
-            [
-                low[:, :4] | ((low[:, 4:] >> 4) << 6),
-                high_bits[:, :4] | ((high_bits[:, 4:] >> 4) << 6),
-                (low[:, 4:] & 15) | ((high_bits[:, 4:] & 15) << 4),
-            ],
-            dim=1,
-        )
-        codes = columns.T.to(torch.uint8).reshape(len(d), 256)
-        fields = [_bytes(d.half()[:, None]), _bytes(dmin.half()[:, None]), packed]
-        if high > 15:
-            fields.append(_packed(codes >> 4, 1, 32))
-        return torch.cat([*fields, _packed(codes & 15, 4, 32)], dim=1)
+        *found, columns = rounding.super_affine(groups, 8, high, 63)
+        return pack_super_affine(columns.T.reshape(-1, 256), *found, high=high)
 
     return encoder
+
+
+def pack_super_affine(codes: Tensor, d: Tensor, dmin: Tensor, scales: Tensor, minima: Tensor, *, high: int) -> Tensor:
+    """Return blocks of Q4_K or Q5_K, whose codes [B, 256] go up to ``high``; d and dmin [B], integers [B, 8]."""
+    codes = codes.to(torch.uint8)
+    low, high_bits = scales.to(torch.uint8), minima.to(torch.uint8)
+    packed = torch.cat(
+        [
+            low[:, :4] | ((low[:, 4:] >> 4) << 6),
+            high_bits[:, :4] | ((high_bits[:, 4:] >> 4) << 6),
+            (low[:, 4:] & 15) | ((high_bits[:, 4:] & 15) << 4),
+        ],
+        dim=1,
+    )
+    fields = [_bytes(d.half()[:, None]), _bytes(dmin.half()[:, None]), packed]
+    if high > 15:
+        fields.append(_packed(codes >> 4, 1, 32))
+    return torch.cat([*fields, _packed(codes & 15, 4, 32)], dim=1)
 
 
 def _q6_k(values: Tensor, importance: Tensor | None) -> Tensor:
     groups = _columns(values, importance, 16)
     d, scales, columns = rounding.super_symmetric(groups, 16, Levels(-32, 31), (-128, 127))
-    shifted = (columns.T + 32).to(torch.uint8).reshape(len(d), 256)
-    fields = [_packed(shifted & 15, 4, 64), _packed(shifted >> 4, 2, 32), _bytes(scales.to(torch.int8))]
+    return pack_q6_k(columns.T.reshape(len(d), 256) + 32, d, scales)
+
+
+def pack_q6_k(codes: Tensor, d: Tensor, scales: Tensor) -> Tensor:
+    """Return blocks of Q6_K: codes [B, 256] from 0 to 63, d [B], integers [B, 16]."""
+    codes = codes.to(torch.uint8)
+    fields = [_packed(codes & 15, 4, 64), _packed(codes >> 4, 2, 32), _bytes(scales.to(torch.int8))]
     return torch.cat([*fields, _bytes(d.half()[:, None])], dim=1)
 
 
@@ -208,7 +218,7 @@ def _iq4_nl(values: Tensor, importance: Tensor | None) -> Tensor:
     groups = _columns(values, importance, 32)
     d = rounding.half(rounding.symmetric_scales(groups, _IQ4))
     codes = _IQ4.indices(groups.codes(d, None, _IQ4))
-    return _pack("IQ4_NL", codes.T, d.half()[:, None])
+    return pack_block("IQ4_NL", codes.T, d.half()[:, None])
 
 
 def _iq4_xs(values: Tensor, importance: Tensor | None) -> Tensor:

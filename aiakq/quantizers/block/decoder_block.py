@@ -230,6 +230,10 @@ class DecoderBlock:
         """Submit a rounded linear; see ``BlockResult.finish``."""
         self.result.finish(name, rounding, self.input_scales.get(name), self.floats.unit(name))
 
+    def finish_blocks(self, name: str, rows: Tensor) -> None:
+        """Submit a linear as rows of blocks; see ``BlockResult.finish_blocks``."""
+        self.result.finish_blocks(name, rows)
+
     def finish_shared(self, tasks: Mapping[str, Callable[[], Rounding]]) -> None:
         """Submit the linears that ``tasks`` names, in order; each is rounded by one of the workers.
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from aiakq.formats.gguf.decoding import read_weight
+from aiakq.formats.gguf.kinds import KINDS, NUMBERS
 from aiakq.formats.input_rounding import rounding_of
 from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import QWeight
@@ -20,6 +22,7 @@ class BlockResult:
     """The results of one block's linears, by name inside the block.
 
     finished    the quantized weight.
+    rows        its rows of blocks, [N, bytes of a row] uint8, if it is one of a GGUF file.
     originals   the float32 weight [N, K] before rounding, until the errors are measured.
     errors      relative output error, ``||y_q - y|| / ||y||``, without bias.
     remarks     how the quantization parameters were chosen, for the report.
@@ -32,6 +35,7 @@ class BlockResult:
         self._linears = linears
         self._specs = specs
         self.finished: dict[str, QWeight] = {}
+        self.rows: dict[str, Tensor] = {}
         self.originals: dict[str, Tensor] = {}
         self.errors: dict[str, float] = {}
         self.remarks: dict[str, dict[str, float | str]] = {}
@@ -54,21 +58,21 @@ class BlockResult:
         codes, scales, zeros = rounding
         linear, spec = self._linears[name], self._specs[name]
         assert spec.static_input == (input_scale is not None), name
-        weight = QWeight(
-            scheme=spec.scheme,
-            codes=codes,
-            scales=scales,
-            zeros=None if spec.symmetric else zeros.to(torch.uint8),
-            bias=None if linear.bias is None else linear.bias.data,
-            group_size=linear.in_features if spec.group_size == -1 else spec.group_size,
-            input_scale=input_scale,
-            code_type=None if spec.float8 is None else torch.float8_e4m3fn,
-            table=None if spec.table is None else torch.tensor(TABLES[spec.table], device=codes.device),
-            rounding=rounding_of(spec, reciprocal=unit is not None),
-            unit=unit,
-        )
+        bias = None if linear.bias is None else linear.bias.data
+        weight = stored_weight((codes, scales, zeros), spec, bias, input_scale, unit)
         self.originals[name] = linear.weight.data
         self.adopt(name, weight)
+        self.magnitudes.weight_after[name] = largest(linear.weight.data)
+
+    def finish_blocks(self, name: str, rows: Tensor) -> None:
+        """Submit a linear as rows of blocks of a GGUF file, [N, bytes of a row] uint8; otherwise as ``finish``."""
+        assert name not in self.finished, name
+        linear, kind = self._linears[name], self._specs[name].blocks
+        assert kind is not None, name
+        bias = None if linear.bias is None else linear.bias.data
+        self.originals[name] = linear.weight.data
+        self.rows[name] = rows
+        self.adopt(name, read_weight(rows, KINDS[NUMBERS[kind]], name, bias))
         self.magnitudes.weight_after[name] = largest(linear.weight.data)
 
     def adopt(self, name: str, weight: QWeight) -> None:
@@ -82,5 +86,29 @@ class BlockResult:
 
     def clear(self) -> None:
         """Discard all finished linears and their remarks; the weights of the block are not modified."""
-        for kept in (self.finished, self.originals, self.remarks):
+        for kept in (self.finished, self.rows, self.originals, self.remarks):
             kept.clear()
+
+
+def stored_weight(
+    rounding: Rounding,
+    spec: QuantSpec,
+    bias: Tensor | None = None,
+    input_scale: Tensor | None = None,
+    unit: float | None = None,
+) -> QWeight:
+    """Return a linear with the scheme of ``spec``; see ``BlockResult.finish``. bias [N], or None."""
+    codes, scales, zeros = rounding
+    return QWeight(
+        scheme=spec.scheme,
+        codes=codes,
+        scales=scales,
+        zeros=None if spec.symmetric else zeros.to(torch.uint8),
+        bias=bias,
+        group_size=codes.shape[1] if spec.group_size == -1 else spec.group_size,
+        input_scale=input_scale,
+        code_type=None if spec.float8 is None else torch.float8_e4m3fn,
+        table=None if spec.table is None else torch.tensor(TABLES[spec.table], device=codes.device),
+        rounding=rounding_of(spec, reciprocal=unit is not None),
+        unit=unit,
+    )

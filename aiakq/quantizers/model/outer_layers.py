@@ -123,6 +123,11 @@ def sampled_gradient(
     return torch.cat(gradients)
 
 
+def outside_modules(model: SourceModel) -> list[tuple[str, nn.Module]]:
+    """Return the names and modules of the model that are not in the blocks."""
+    return _outside(model, model.model)
+
+
 def _outside(model: SourceModel, part: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return names and modules of ``part``, the whole model or its base, that are not in the blocks."""
     inside = model.blocks_name + "."

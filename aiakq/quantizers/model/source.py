@@ -215,6 +215,12 @@ class SourceModel:
             tensor = tensor.T.contiguous() if turned else tensor
         return tensor if shape is None or not self.widths else pad(tensor, shape, self.widths, source)
 
+    def stored_tensors(self, linear: str, has_bias: bool) -> set[str]:
+        """Return the checkpoint's names of the tensors that hold a linear, which it may share with others."""
+        if linear in self._quantized:
+            return set(self.checkpoint.linear_tensors(linear).values())
+        return {self.source_name(f"{linear}.{last}") for last in ("weight", *(("bias",) if has_bias else ()))}
+
     def linear_shapes(self) -> list[LinearShape]:
         """Return the shapes of all linears inside the blocks, which will be quantized."""
         shapes = []

@@ -46,6 +46,7 @@ class GptqSettings:
     order   none, static or group; see ``column_order``.
     sweeps  number of sweeps over all columns after the loop; 0 in the published code.
     refit   whether the sweeps, and a last step, also refit the scales to the codes.
+    scales_per_group  scales of a group, which are searched together (``BlockGrid``).
     """
 
     grid: CodeGrid
@@ -54,6 +55,7 @@ class GptqSettings:
     damp: float = 0.01
     sweeps: int = 0
     refit: bool = False
+    scales_per_group: int = 1
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ class GptqSolver:
             scales, zeros = (torch.cat(tensors).T.contiguous() for tensors in zip(*whole, strict=True))
             del whole
         else:
-            scales, zeros = torch.empty(2, k // size, n, device=columns.device)
+            count = k // size * settings.scales_per_group
+            scales, zeros = torch.empty(2, count, n, device=columns.device)
         grid = Grid(settings.grid, scales, zeros, torch.empty(k, n, dtype=torch.uint8, device=columns.device))
         self._round_in_order(columns, pending, grid, searches=settings.order != "static" and fixed is None)
         del pending
@@ -161,7 +164,8 @@ class GptqSolver:
         ``pending`` [K, N]: what remains to be added to the columns is ``U^T pending``.
         """
         k, size, hinv = len(columns), self.group_size, self.hinv
-        group_of, places = (self.order // size).tolist(), self.order.tolist()
+        group_of = (self.order // (size // self.settings.scales_per_group)).tolist()
+        places = self.order.tolist()
         step = _lazy_columns(size, k)
         for start in range(0, k, step):
             stop = min(start + step, k)
@@ -174,14 +178,25 @@ class GptqSolver:
                     # Up to the next column that begins a group.
                     last = min(stop, (first // size + 1) * size)
                     if first % size == 0:
-                        ahead = slice(first, first + size)
-                        scales_and_zeros = grid.kind.search(columns[ahead].T, self.cost[ahead])
-                        grid.scales[group_of[first]], grid.zeros[group_of[first]] = scales_and_zeros
+                        self._search(columns, grid, slice(first, first + size))
                 block = slice(first, stop)
                 round_columns(columns[block], hinv[block, block], grid, group_of[first:last], places[first:last])
                 first = last
             moved = columns[start:stop] if pending is None else columns[start:stop] - pending[start:stop]
             columns[stop:].addmm_(hinv[start:stop, stop:].T, moved, alpha=-1)
+
+    def _search(self, columns: Tensor, grid: Grid, ahead: slice) -> None:
+        """Write the scales and zeros of the group whose columns [K, N] come next."""
+        count = self.settings.scales_per_group
+        if count == 1:
+            group = int(self.order[ahead.start]) // self.group_size
+            grid.scales[group], grid.zeros[group] = grid.kind.search(columns[ahead].T, self.cost[ahead])
+            return
+        # Which scale a column has depends on its place in the group.
+        natural = torch.argsort(self.order[ahead])
+        scales, zeros = grid.kind.search(columns[ahead][natural].T, self.cost[ahead][natural])
+        first = int(self.order[ahead].min()) // self.group_size * count
+        grid.scales[first : first + count], grid.zeros[first : first + count] = scales.T, zeros.T
 
     def _improve(self, lengths: Sequence[int], grid: Grid, columns: Tensor) -> None:
         """Run the sweeps; ``columns`` [K, N] are the gradient in the order of the loop, ``lengths`` sum to N."""

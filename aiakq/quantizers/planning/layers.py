@@ -65,9 +65,19 @@ def plan_layers(options: QuantizeOptions, base: QuantSpec, names: Iterable[str],
             )
         ignore = tuple(name for name in ignore if name != head)
         layers[head] = LayerSpec(options.lm_head, -1 if options.lm_head == 8 else 128)
+    _check_scales(options, [layers.get(name, base.layer) for name in linears])
     experts = any(".experts." in name for name in linears)
     quantized_head = head if options.lm_head is not None else None
     return settle_format(options, replace(base, ignore=ignore), layers, quantized_head, experts)
+
+
+def _check_scales(options: QuantizeOptions, layers: Iterable[LayerSpec | None]) -> None:
+    """Raise ``option_conflict`` if ``--activation-scales tensor`` would have no effect on any of the ``layers``."""
+    if options.activation_scales == "tensor" and not any(
+        layer is not None and layer.static_input and layer.table is None for layer in layers
+    ):
+        reason, option = "no layer is left that has one scale", "--activation-scales tensor"
+        raise error("option_conflict", option=option, other="--layer, --skip", reason=reason, hint="Leave it away.")
 
 
 def fit_head(spec: QuantSpec, head: str, k: int) -> QuantSpec:

@@ -85,13 +85,19 @@ class Gptq(Rounder):
             matrices = []
             for group in run:
                 moments = moments_of(group)
-                matrices += [_Matrix(block, names, group, moments, signed) for names in block.same_scheme(group)]
+                matrices += [
+                    MatrixOfLinears(block, names, group, moments, signed) for names in block.same_scheme(group)
+                ]
                 del moments
             self._round(block, matrices)
             del matrices
         for name in part.linears:
             if name not in block.result.finished:
-                block.finish(name, block.rtn(name))
+                self._finish_nearest(block, name)
+
+    def _finish_nearest(self, block: DecoderBlock, name: str) -> None:
+        """Submit a linear without calibration tokens."""
+        block.finish(name, block.rtn(name))
 
     def _moments_of(self, block: DecoderBlock) -> _MomentsOf:
         if block.original is not None and self.needs_original:
@@ -102,9 +108,9 @@ class Gptq(Rounder):
         """Return the value of a parameter whose default depends on the targets."""
         return self.targets == "original" if value is None else value
 
-    def _round(self, block: DecoderBlock, matrices: Sequence[_Matrix]) -> None:
+    def _round(self, block: DecoderBlock, matrices: Sequence[MatrixOfLinears]) -> None:
         """Round independent matrices, split into tasks for the workers."""
-        tasks, of_matrix, solvers = [], [], dict[_Matrix, GptqSolver]()
+        tasks, of_matrix, solvers = [], [], dict[MatrixOfLinears, GptqSolver]()
         for number, matrix in enumerate(matrices):
             for rows in matrix.cuts():
                 of_matrix.append(number)
@@ -118,15 +124,21 @@ class Gptq(Rounder):
         for matrix, results in zip(matrices, by_matrix, strict=True):
             self._finish(block, matrix.names, results)
 
-    def _round_rows(self, solvers: dict[_Matrix, GptqSolver], matrix: _Matrix, rows: range) -> list[Value]:
-        """Return codes, scales, zeros and damping of some rows. ``solvers`` caches only the last, as they are large."""
+    def _round_rows(
+        self, solvers: dict[MatrixOfLinears, GptqSolver], matrix: MatrixOfLinears, rows: range
+    ) -> list[Value]:
+        """Return the result for some rows. ``solvers`` caches only the last, as they are large."""
         if matrix not in solvers:
             solvers.clear()
             solvers[matrix] = self._solver(matrix)
-        result = solvers[matrix].round(matrix.weights(rows), matrix.shift(rows), matrix.fixed(rows))
+        return self._rounded(solvers[matrix], matrix, rows)
+
+    def _rounded(self, solver: GptqSolver, matrix: MatrixOfLinears, rows: range) -> list[Value]:
+        """Return codes, scales, zeros and damping of some rows."""
+        result = solver.round(matrix.weights(rows), matrix.shift(rows), matrix.fixed(rows))
         return [result.codes, result.scales, result.zeros, result.damp]
 
-    def _solver(self, matrix: _Matrix) -> GptqSolver:
+    def _solver(self, matrix: MatrixOfLinears) -> GptqSolver:
         spec = matrix.spec
         refits = self.refit is True or self._with_original(self.refit) and spec.bits < 8
         settings = GptqSettings(
@@ -140,8 +152,8 @@ class Gptq(Rounder):
         return GptqSolver(matrix.moments.hessian, settings, matrix.moments.drift)
 
     def _finish(self, block: DecoderBlock, names: tuple[str, ...], results: Sequence[list[Value]]) -> None:
-        """Submit the linears of one matrix. results: codes, scales, zeros and damping of each task."""
-        damp = results[0][3]
+        """Submit the linears of one matrix, and report its damping, the last result of each task."""
+        damp = results[0][-1]
         where = f"{block.prefix}.{names[0]}"
         warnings = block.result.warnings
         if not isinstance(damp, float):
@@ -152,6 +164,10 @@ class Gptq(Rounder):
             warnings.append(f"The Hessian of {where} needed a damping of {damp:g}.")
         for name in names:
             block.result.remark(name, damp=damp if isinstance(damp, float) else "none: RTN")
+        self._finish_tasks(block, names, results)
+
+    def _finish_tasks(self, block: DecoderBlock, names: tuple[str, ...], results: Sequence[list[Value]]) -> None:
+        """Submit the linears of one matrix. results: codes, scales, zeros and damping of each task."""
         sizes = [block.linears[name].out_features for name in names]
         whole = [
             torch.cat([value for value in column if isinstance(value, Tensor)]).split(sizes)
@@ -161,7 +177,7 @@ class Gptq(Rounder):
             block.finish(name, (codes.clone(), scales.clone(), zeros.clone()))
 
 
-class _Matrix:
+class MatrixOfLinears:
     """Linears of a group that have the same scheme, concatenated along N, and the moments of their input."""
 
     def __init__(

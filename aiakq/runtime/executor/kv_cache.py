@@ -73,6 +73,19 @@ def _checked_bytes(given: int, free: int) -> int:
     return given
 
 
+def memory_for_pages(config: EngineConfig, model: Model, free: int) -> float:
+    """Return the bytes for pages if ``free`` bytes are left beside the weights; negative if there is no room for less.
+
+    The fraction of --gpu-memory-utilization applies to what the weights leave, less the activations of one step and the
+    states of recurrent layers.
+    """
+    scheduler = config.scheduler
+    activations = scheduler.max_num_batched_tokens * config.model.intermediate_size * 16 + scheduler.max_num_seqs * (
+        config.model.vocab_size * 16
+    )
+    return free * config.cache.gpu_memory_utilization - activations - state_bytes(model, scheduler.max_num_seqs)
+
+
 def count_pages(
     config: EngineConfig, model: Model, host_ranks: int = 1, draft_bytes: int = 0, reserved_bytes: int = 0
 ) -> int:
@@ -95,11 +108,7 @@ def count_pages(
     page_bytes = kv_bytes_per_page(model, cache) + draft_bytes
     states = state_bytes(model, scheduler.max_num_seqs)
     free = free_memory(config.device.device) // host_ranks
-    # The weights are already loaded, so the fraction applies to the remaining memory, less the activations of one step.
-    activations = scheduler.max_num_batched_tokens * config.model.intermediate_size * 16 + scheduler.max_num_seqs * (
-        config.model.vocab_size * 16
-    )
-    remaining = free * cache.gpu_memory_utilization - activations - states - reserved_bytes
+    remaining = memory_for_pages(config, model, free) - reserved_bytes
     if cache.kv_cache_memory_bytes is not None:
         remaining = _checked_bytes(cache.kv_cache_memory_bytes, free)
     fitting = int(remaining // page_bytes) if page_bytes else max_pages if remaining >= 0 else 0

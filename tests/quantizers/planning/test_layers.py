@@ -199,3 +199,10 @@ def test_awq_is_written_in_the_selected_layout(name: str, tiny_model: Callable[.
     assert checkpoint.spec is not None and checkpoint.spec.format == name
     assert {checkpoint.layout(linear) for linear in checkpoint.quantized_linears()} == {name}
     assert "vLLM does not read this format" in (output / "README.md").read_text()
+
+
+def test_scales_of_activations_that_no_layer_would_have_are_refused() -> None:
+    with pytest.raises(AiakqError, match="--activation-scales tensor") as caught:
+        plan("fp8", layer=("*=mxfp4",), activation_scales="tensor")
+    assert caught.value.id == "option_conflict"
+    assert plan("fp8", layer=("*.up_proj=mxfp4",), activation_scales="tensor").static_input

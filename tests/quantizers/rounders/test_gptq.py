@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from aiakq.quantizers.numerics.cholesky import factors
 from aiakq.quantizers.numerics.code_grid import IntegerGrid
 from aiakq.quantizers.numerics.gptq import GptqSettings, column_order, gptq
-from aiakq.quantizers.rounders.gptq import _Matrix
+from aiakq.quantizers.rounders.gptq import MatrixOfLinears
 from aiakq.quantizers.rounders.targets import Moments
 from aiakq.rounding.integers import dequantize, round_weight
 
@@ -319,7 +319,7 @@ def test_own_targets_with_positive_scales_give_the_bytes_of_earlier_versions(bit
 
 @pytest.mark.parametrize(("device", "tasks"), [("cpu", 8), ("meta", 1)])
 def test_rows_are_split_into_tasks_for_workers_which_a_gpu_has_not(device: str, tasks: int) -> None:
-    matrix = _Matrix.__new__(_Matrix)
+    matrix = MatrixOfLinears.__new__(MatrixOfLinears)
     matrix.names, matrix.moments = ("q_proj", "k_proj"), Moments(torch.empty(64, 64, device=device))
     linears = {name: SimpleNamespace(out_features=2048) for name in matrix.names}
     matrix._block = SimpleNamespace(linears=linears)  # type: ignore[assignment]

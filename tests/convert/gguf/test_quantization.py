@@ -1,0 +1,131 @@
+"""GGUF files rounded with calibration: smaller error than nearest codes, the sizes that were planned, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aiakq.arguments.convert import ConvertArguments
+from aiakq.convert.conversion import convert_checkpoint
+from aiakq.convert.gguf.block_plan import block_spec, block_type, blocks_folder
+from aiakq.convert.gguf.quantization import quantize_to_gguf
+from aiakq.errors import AiakqError
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.gguf.file import GGUFFile
+from aiakq.formats.gguf_model.folder import gguf_folder
+from aiakq.quantizers.dry_run import dry_run
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.pipeline import quantize_checkpoint
+
+QUICK = {"samples": 8, "seqlen": 64, "evaluate": False, "device": "cpu"}
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def options(source: Path, output: Path, **more: Any) -> QuantizeOptions:
+    return QuantizeOptions(str(source), str(output), "gguf", **{**QUICK, **more})
+
+
+def kinds(path: Path) -> dict[str, str]:
+    return {name: tensor.kind.name for name, tensor in GGUFFile.open(path).tensors.items()}
+
+
+def test_the_file_has_the_kinds_of_a_conversion_and_other_codes(tiny_model, tmp_path: Path) -> None:
+    source, output = tiny_model("LlamaForCausalLM", **WIDE), tmp_path / "new" / "model.gguf"
+    report = quantize_to_gguf(options(source, output))
+    assert [path.name for path in output.parent.iterdir()] == ["model.gguf"]
+    assert report.bytes_after == output.stat().st_size
+    assert report.scheme.startswith("Q4_K_M") and len(report.layers) == 14
+    nearest = tmp_path / "nearest.gguf"
+    convert_checkpoint(ConvertArguments(input=str(source), output=str(nearest), to="gguf", gguf_type="q4_k_m"))
+    assert kinds(output) == kinds(nearest)
+    assert {"Q4_K", "Q6_K"} <= set(kinds(output).values())
+    ours, theirs = Checkpoint.open(gguf_folder(output)), Checkpoint.open(gguf_folder(nearest))
+    name = "model.layers.0.self_attn.q_proj"
+    assert not torch.equal(ours.read_linear(name).codes, theirs.read_linear(name).codes)
+
+
+def test_rounding_without_calibration_is_that_of_a_conversion(tiny_model, tmp_path: Path) -> None:
+    source, output, nearest = tiny_model("LlamaForCausalLM", **WIDE), tmp_path / "out.gguf", tmp_path / "n.gguf"
+    quantize_to_gguf(options(source, output, gptq=False, gguf_type="q5_k_m"))
+    convert_checkpoint(ConvertArguments(input=str(source), output=str(nearest), to="gguf", gguf_type="q5_k_m"))
+    ours, theirs = GGUFFile.open(output), GGUFFile.open(nearest)
+    for name in ours.tensors:
+        assert torch.equal(ours.read(name), theirs.read(name)), name
+
+
+@pytest.mark.parametrize("kind", ["q4_k_m", "q4_0", "q8_0"])
+def test_calibration_lowers_the_error_of_layers(tiny_model, tmp_path: Path, kind: str) -> None:
+    source = tiny_model("LlamaForCausalLM", **WIDE)
+
+    def error(**more: Any) -> float:
+        found = quantize_to_gguf(options(source, tmp_path / "out.gguf", gguf_type=kind, overwrite=True, **more))
+        assert found.mean_error is not None
+        return found.mean_error
+
+    ids = tmp_path / "ids.txt"
+    ids.write_text("\n".join(" ".join(map(str, row)) for row in torch.randint(3, 200, (8, 64)).tolist()))
+    assert error(token_ids=str(ids)) < 0.95 * error(token_ids=str(ids), gptq=False)
+
+
+def test_experts_are_rounded_and_stacked(tiny_model, tmp_path: Path) -> None:
+    source, output = tiny_model("MixtralForCausalLM"), tmp_path / "out.gguf"
+    report = quantize_to_gguf(options(source, output, gguf_type="q4_0"))
+    assert {"Q4_0", "F32"} <= set(kinds(output).values())
+    assert any(".experts." in layer.name for layer in report.layers)
+
+
+def test_a_dry_run_says_the_size(tiny_model, tmp_path: Path) -> None:
+    source, output = tiny_model("LlamaForCausalLM", **WIDE), tmp_path / "out.gguf"
+    asked = options(source, output)
+    planned = dry_run(blocks_folder(asked), lambda prepared: block_spec(prepared, block_type(asked)))
+    assert not output.exists()
+    quantize_to_gguf(asked)
+    file = GGUFFile.open(output)
+    sizes = [file.read(name).nbytes for name in file.tensors]
+    assert planned.output_bytes == sum(sizes)
+    assert planned.peak_memory_bytes is not None
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"bits": 4}, "--bits"),
+        ({"layer": ("*=bits:8",)}, "--layer"),
+        ({"tp": 2}, "--tp"),
+        ({"act_order": "static"}, "--act-order"),
+        ({"scale_search": "minmax"}, "--scale-search"),
+        ({"format": "gptq"}, "--format"),
+    ],
+)
+def test_options_that_say_what_the_type_says_are_refused(tmp_path: Path, more: dict[str, Any], says: str) -> None:
+    with pytest.raises(AiakqError) as caught:
+        options(tmp_path, tmp_path / "out.gguf", **more)
+    assert says in str(caught.value)
+
+
+def test_names_and_types_that_cannot_be_are_refused(tiny_model, tmp_path: Path) -> None:
+    source = tiny_model("LlamaForCausalLM")
+    for output, more, says in (
+        ("folder", {}, "ends with .gguf"),
+        ("out.gguf", {"gguf_type": "f16"}, "--gguf-type"),
+        ("out.gguf", {"gguf_type": "nonsense"}, "--gguf-type"),
+    ):
+        with pytest.raises(AiakqError) as caught:
+            quantize_to_gguf(options(source, tmp_path / output, **more))
+        assert says in str(caught.value)
+    (tmp_path / "there.gguf").touch()
+    with pytest.raises(AiakqError) as caught:
+        quantize_to_gguf(options(source, tmp_path / "there.gguf"))
+    assert caught.value.id == "output_exists"
+    with pytest.raises(AiakqError, match="gguf"):
+        quantize_checkpoint(options(source, tmp_path / "out.gguf"))
+    with pytest.raises(AiakqError, match="gguf-type"):
+        QuantizeOptions(str(source), "out", "gptq", gguf_type="q4_0")
