@@ -148,6 +148,7 @@ _TESTED = {
     ("gptq", "W4A16 with `--rotate`"): ("loads (gptqmodel)", "no kernel with AVX2", "", ""),
     ("awq", "W4A16"): ("loads (gptqmodel)", "loads, in 16 bits", "", ""),
     ("gguf", "F16, BF16, Q8_0, Q4_0, Q4_K_M"): ("", "", "loads", ""),
+    ("gguf", "Q4_0 from gptq with `--rotate`"): ("", "", "loads", ""),
 }
 
 
