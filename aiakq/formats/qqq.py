@@ -79,7 +79,8 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
 
 
 def _is_grouped(spec: QuantSpec, k: int) -> bool:
-    return 0 < spec.notes.get("packed_groups", -1) < k
+    size: int = spec.notes.get("packed_groups", -1)
+    return 0 < size < k
 
 
 def from_config(config: Mapping[str, object]) -> QuantSpec | None:
