@@ -33,8 +33,8 @@ class ConvertArguments:
     gguf_type: str = argument(
         "auto",
         "Type of a GGUF file, as llama.cpp names them: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q2_k_s, "
-        "q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m, q6_k, iq4_nl or iq4_xs. auto keeps what the model has: "
-        "floats in their dtype, quantized layers in blocks with the same numbers.",
+        "q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m, q6_k, iq4_nl or iq4_xs. auto keeps what the model "
+        "has: floats in their dtype, quantized layers in blocks with the same numbers.",
         metavar="TYPE",
     )
     lossy: bool = argument(
