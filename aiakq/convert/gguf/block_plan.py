@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import aiakq
-from aiakq.convert.gguf.file_types import FileType, file_type, kinds_for
+from aiakq.convert.gguf.file_types import FileType, MixtureModel, file_type, kinds_for
 from aiakq.convert.gguf.source import GGUFSource
 from aiakq.errors import error
 from aiakq.formats.gguf.block_scales import SEARCHES
@@ -91,9 +91,7 @@ def block_spec(prepared: Prepared, wanted: FileType) -> tuple[QuantSpec, int]:
             sizes[name] = tuple(info.shape)
     source = _OutputSource(checkpoint, ModelConfig.from_hf(checkpoint.config), lossy=False, sizes=sizes)
     shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
-    raw = source.model.raw
-    experts = int(raw.get("num_local_experts") or raw.get("num_experts") or 0)
-    kinds = kinds_for(wanted, shapes, source.architecture, experts)
+    kinds = kinds_for(wanted, shapes, MixtureModel.of(source.architecture, source.model))
     linears = {source.usual(f"{shape.name}.weight"): shape.name for shape in prepared.shapes}
     found = source.linear_kinds(kinds, linears)
     if not any(found.values()):

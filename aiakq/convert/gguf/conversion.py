@@ -20,7 +20,7 @@ from aiakq.arguments.convert import ConvertArguments
 from aiakq.convert.gguf.file_types import (
     FILE_TYPES,
     FileType,
-    Model,
+    MixtureModel,
     commonest,
     file_type,
     fitting,
@@ -124,9 +124,7 @@ class GGUFConversion:
         """Return the kind of every tensor of the file: those of the type, or what the checkpoint has."""
         source = self.source
         shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
-        experts = int(source.model.raw.get("num_local_experts") or source.model.raw.get("num_experts") or 0)
-        sharing = source.model.num_heads // max(1, source.model.num_kv_heads)
-        kinds = kinds_for(wanted or FILE_TYPES["F32"], shapes, Model(source.architecture, experts, sharing))
+        kinds = kinds_for(wanted or FILE_TYPES["F32"], shapes, MixtureModel.of(source.architecture, source.model))
         for name, tensor in source.tensors.items():
             own = {source.own_kind(part.name) for part in tensor.parts}
             packed = any(part.name in source.linears for part in tensor.parts)

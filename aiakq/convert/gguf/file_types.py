@@ -14,6 +14,7 @@ from aiakq.errors import error
 from aiakq.formats.gguf.encoding import ENCODERS
 from aiakq.formats.gguf.kinds import KINDS, NUMBERS
 from aiakq.formats.gguf_model.family import Shapes
+from aiakq.runtime.config.model import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ _OUTPUTS_OF_8 = frozenset({"Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K
 
 
 @dataclass(frozen=True)
-class Model:
+class MixtureModel:
     """What the rules depend on.
 
     architecture  ``general.architecture``.
@@ -66,6 +67,12 @@ class Model:
     architecture: str
     experts: int = 0
     sharing: int = 1
+
+    @classmethod
+    def of(cls, architecture: str, model: ModelConfig) -> MixtureModel:
+        """Return that of a file for ``model``."""
+        experts = int(model.raw.get("num_local_experts") or model.raw.get("num_experts") or 0)
+        return cls(architecture, experts, model.num_heads // max(1, model.num_kv_heads))
 
 
 def file_type(word: str) -> FileType:
@@ -83,7 +90,7 @@ def stays_float(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) < 2 or _FLOATS.fullmatch(name) is not None
 
 
-def kinds_for(kind: FileType, shapes: Shapes, model: Model) -> dict[str, str]:
+def kinds_for(kind: FileType, shapes: Shapes, model: MixtureModel) -> dict[str, str]:
     """Return the kind of every tensor of a file, whose tensors have these shapes."""
     values = [name for name in shapes if _module(name) in _VALUES]
     downs = [name for name in shapes if (_module(name) or "").startswith("ffn_down") and len(shapes[name]) > 1]
@@ -119,7 +126,7 @@ def _more_bits(index: int, count: int) -> bool:
     return index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2
 
 
-def _mixed(kind: FileType, name: str, model: Model, values: list[str], downs: list[str]) -> str:
+def _mixed(kind: FileType, name: str, model: MixtureModel, values: list[str], downs: list[str]) -> str:
     """Return the kind of a tensor in a layer, from its place among those of its sort."""
     match = _LAYER.fullmatch(name)
     module, layer = (match[2], int(match[1])) if match else ("", 0)
@@ -138,7 +145,7 @@ def _mixed(kind: FileType, name: str, model: Model, values: list[str], downs: li
     return kind.kind
 
 
-def _value(kind: FileType, model: Model, index: int, count: int) -> str:
+def _value(kind: FileType, model: MixtureModel, index: int, count: int) -> str:
     shared = model.sharing >= 4
     match kind.name:
         case "Q2_K":
@@ -158,7 +165,7 @@ def _value(kind: FileType, model: Model, index: int, count: int) -> str:
     return kind.kind
 
 
-def _attention_output(kind: FileType, model: Model) -> str:
+def _attention_output(kind: FileType, model: MixtureModel) -> str:
     if model.architecture == "falcon":
         return "Q4_K" if kind.name == "Q3_K_L" else kind.kind
     if model.experts == 8:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aiakq.formats.gguf import rounding
 from aiakq.formats.gguf.encoding import pack_block, pack_q6_k, pack_super_affine
-from aiakq.formats.gguf.rounding import Levels
+from aiakq.formats.gguf.rounding import CodeLevels
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def _groups(values: Tensor, weights: Tensor | None, size: int) -> rounding.Group
 
 def _symmetric(kind: str, low: int, high: int) -> _Search:
     def search(values: Tensor, weights: Tensor | None) -> BlockScales:
-        d = rounding.half(rounding.symmetric_scales(_groups(values, weights, 32), Levels(low, high))).unsqueeze(1)
+        d = rounding.half(rounding.symmetric_scales(_groups(values, weights, 32), CodeLevels(low, high))).unsqueeze(1)
         return BlockScales(d, -low * d, partial(_pack_32, kind, d.half(), None))
 
     return search
@@ -82,7 +82,7 @@ def _super_affine(high: int) -> _Search:
 
 
 def _q6_k(values: Tensor, weights: Tensor | None) -> BlockScales:
-    d, scales, _ = rounding.super_symmetric(_groups(values, weights, 16), 16, Levels(-32, 31), (-128, 127))
+    d, scales, _ = rounding.super_symmetric(_groups(values, weights, 16), 16, CodeLevels(-32, 31), (-128, 127))
     whole = d[:, None] * scales
     return BlockScales(whole, 32 * whole, lambda codes: pack_q6_k(codes, d, scales))
 

@@ -12,11 +12,11 @@ from aiakq.errors import error
 from aiakq.formats.gguf import rounding
 from aiakq.formats.gguf.decoding import PLAIN, read_weight, values_of
 from aiakq.formats.gguf.kinds import KINDS, NUMBERS
-from aiakq.formats.gguf.rounding import Levels
+from aiakq.formats.gguf.rounding import CodeLevels
 from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import QWeight
 
-_IQ4 = Levels.of_table(TABLES["iq4_nl"])
+_IQ4 = CodeLevels.of_table(TABLES["iq4_nl"])
 #: Values that are rounded at once: few enough that all of a search stays in a processor's cache.
 _STEP = 1 << 18
 #: From values [B, V] float32, and the weights of their squared errors [B, V] or None, to blocks [B, bytes].
@@ -137,7 +137,7 @@ def _columns(values: Tensor, importance: Tensor | None, size: int) -> rounding.G
 
 def _symmetric(kind: str, low: int, high: int) -> Encoder:
     def encoder(values: Tensor, importance: Tensor | None) -> Tensor:
-        groups, levels = _columns(values, importance, 32), Levels(low, high)
+        groups, levels = _columns(values, importance, 32), CodeLevels(low, high)
         d = rounding.half(rounding.symmetric_scales(groups, levels))
         codes = groups.codes(d, None, levels).T + 2 ** (high.bit_length())
         return pack_block(kind, codes, d.half().unsqueeze(1))
@@ -150,7 +150,7 @@ def _affine(kind: str, high: int) -> Encoder:
         groups = _columns(values, importance, 32)
         scales, minima = rounding.affine_scales(groups, high, nonnegative=False)
         d, m = rounding.half(scales), rounding.half(-minima)
-        return pack_block(kind, groups.codes(d, -m, Levels(0, high)).T, d.half()[:, None], m.half()[:, None])
+        return pack_block(kind, groups.codes(d, -m, CodeLevels(0, high)).T, d.half()[:, None], m.half()[:, None])
 
     return encoder
 
@@ -186,7 +186,7 @@ def pack_super_affine(codes: Tensor, d: Tensor, dmin: Tensor, scales: Tensor, mi
 
 def _q6_k(values: Tensor, importance: Tensor | None) -> Tensor:
     groups = _columns(values, importance, 16)
-    d, scales, columns = rounding.super_symmetric(groups, 16, Levels(-32, 31), (-128, 127))
+    d, scales, columns = rounding.super_symmetric(groups, 16, CodeLevels(-32, 31), (-128, 127))
     return pack_q6_k(columns.T.reshape(len(d), 256) + 32, d, scales)
 
 
@@ -199,7 +199,7 @@ def pack_q6_k(codes: Tensor, d: Tensor, scales: Tensor) -> Tensor:
 
 def _q3_k(values: Tensor, importance: Tensor | None) -> Tensor:
     groups = _columns(values, importance, 16)
-    d, integers, columns = rounding.super_symmetric(groups, 16, Levels(-4, 3), (-32, 31))
+    d, integers, columns = rounding.super_symmetric(groups, 16, CodeLevels(-4, 3), (-32, 31))
     codes = (columns.T + 4).to(torch.uint8).reshape(len(d), 256)
     scales = (integers + 32).to(torch.uint8)
     packed = [_packed(scales & 15, 4, 8), _packed(scales >> 4, 2, 4)]

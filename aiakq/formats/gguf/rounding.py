@@ -24,7 +24,7 @@ _TINY = 1e-30
 
 
 @dataclass(frozen=True)
-class Levels:
+class CodeLevels:
     """The numbers that codes stand for: the integers from ``low`` to ``high``, or those of a table.
 
     table  ascending values, the first is ``low`` and the last ``high``; None: all integers.
@@ -35,7 +35,7 @@ class Levels:
     table: Tensor | None = None
 
     @classmethod
-    def of_table(cls, values: Sequence[float]) -> Levels:
+    def of_table(cls, values: Sequence[float]) -> CodeLevels:
         return cls(int(values[0]), int(values[-1]), torch.tensor(values, dtype=torch.float32))
 
     def nearest_(self, values: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Groups:
         self._weighted = weighted
         self._scratch = torch.empty_like(x)
 
-    def codes(self, scales: Tensor, minima: Tensor | None, levels: Levels, out: Tensor | None = None) -> Tensor:
+    def codes(self, scales: Tensor, minima: Tensor | None, levels: CodeLevels, out: Tensor | None = None) -> Tensor:
         """Return the nearest codes [G, B] for x = code * scale - minimum, as floats: that of 0 for scale 0."""
         inverse = torch.where(scales.abs() > _TINY, 1 / scales, torch.zeros_like(scales))
         if minima is None:
@@ -123,7 +123,7 @@ def _keep(best: list[Tensor], found: list[Tensor]) -> list[Tensor]:
     return [torch.where(better, new, old) for new, old in zip(found, best, strict=True)]
 
 
-def symmetric_scales(groups: Groups, levels: Levels) -> Tensor:
+def symmetric_scales(groups: Groups, levels: CodeLevels) -> Tensor:
     """Return the scales [B], of either sign, for codes that are ``levels``."""
     x = groups.values
     peak = x.gather(0, x.abs().argmax(0, keepdim=True)).squeeze(0)
@@ -154,7 +154,7 @@ def affine_scales(groups: Groups, high: int, nonnegative: bool) -> tuple[Tensor,
     if nonnegative:
         low = low.clamp_max(0)
     width = (top - low).clamp_min(0)
-    codes, levels = torch.empty_like(x), Levels(0, high)
+    codes, levels = torch.empty_like(x), CodeLevels(0, high)
     best = [torch.full_like(low, torch.inf), torch.zeros_like(low), torch.zeros_like(low)]
 
     def tried(scales: Tensor, minima: Tensor) -> list[Tensor]:
@@ -181,7 +181,7 @@ def _ratio(values: Tensor, scale: Tensor) -> Tensor:
     return torch.where(scale != 0, values / scale, torch.zeros_like(values)).round_()
 
 
-def super_symmetric(groups: Groups, s: int, levels: Levels, integers: tuple[int, int]) -> tuple[Tensor, ...]:
+def super_symmetric(groups: Groups, s: int, levels: CodeLevels, integers: tuple[int, int]) -> tuple[Tensor, ...]:
     """Return d [B], integers [B, S] and codes [G, B * S] for x = code * (d * integer), from groups [G, B * S].
 
     s         groups of a block.
@@ -217,7 +217,7 @@ def super_affine(groups: Groups, s: int, high: int, largest: int) -> tuple[Tenso
     zero = torch.zeros_like(wanted)
     one = zero[:, :1]
     best = [torch.full_like(one, torch.inf), one, one, zero, zero]
-    codes, levels = torch.empty_like(groups.values), Levels(0, high)
+    codes, levels = torch.empty_like(groups.values), CodeLevels(0, high)
     d = half(wanted.amax(-1, keepdim=True) / largest)
     dmin = half(wanted_minima.amax(-1, keepdim=True) / largest)
     scales, minima = _ratio(wanted, d).clamp_(0, largest), _ratio(wanted_minima, dmin).clamp_(0, largest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiakq.convert.gguf.file_types import FILE_TYPES, Model, commonest, file_type, fitting, kinds_for
+from aiakq.convert.gguf.file_types import FILE_TYPES, MixtureModel, commonest, file_type, fitting, kinds_for
 from aiakq.errors import AiakqError
 
 SHAPES = {
@@ -25,7 +25,7 @@ def others(
     name: str, architecture: str = "llama", experts: int = 0, sharing: int = 2, **shapes: tuple[int, ...]
 ) -> dict[str, str]:
     """Return the kinds that are not those of most tensors, without vectors."""
-    found = kinds_for(file_type(name), {**SHAPES, **shapes}, Model(architecture, experts, sharing))
+    found = kinds_for(file_type(name), {**SHAPES, **shapes}, MixtureModel(architecture, experts, sharing))
     assert all(found[each] == "F32" for each in found if "norm" in each or "gate_inp" in each)
     usual = FILE_TYPES[file_type(name).name].kind
     return {each.replace(".weight", ""): kind for each, kind in found.items() if kind not in (usual, "F32")}
