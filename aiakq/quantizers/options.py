@@ -157,6 +157,12 @@ class QuantizeOptions(QuantizeArguments):
             reason = "blocks of weights have scales of activations for every 128 inputs"
             _conflict(f"--group-size {_BLOCK}", "--activation-scales tensor", reason, "Leave one of them away.")
 
+    def check_writes_folder(self) -> None:
+        """Raise ``option_conflict`` for a method whose output is a file."""
+        if self.preset.blocks is not None:
+            hint = "Use aiakq.convert.gguf.quantization.quantize_to_gguf, as the command does."
+            _conflict(f"-quant_type {self.method}", "a folder", "it writes a file", hint)
+
     # --- derived settings ---------------------------------------------------------------------------------------------
 
     @cached_property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from aiakq.errors import error
 from aiakq.evaluation.metrics import Comparison, LoadScorer
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.quantizers.chosen_widths import quantize_with_chosen_widths
@@ -36,9 +35,7 @@ def quantize_checkpoint(
     behind, unless ``options.resume`` asks to keep what can be resumed. ``load_scorer`` loads a folder for the
     comparison with the source; by default the runtime's own loader.
     """
-    if options.preset.blocks is not None:
-        hint = "Use aiakq.convert.gguf.quantization.quantize_to_gguf, as the command does."
-        raise error("option_conflict", option=options.method, other="a folder", reason="it writes a file", hint=hint)
+    options.check_writes_folder()
     on_progress = progress or (lambda _: None)
     began = time.monotonic()
     on_progress(StageProgress("load", 0, 1, options.input))

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aiakq.errors import error
 from aiakq.terminal import console, quality_tables, tables
 from aiakq.terminal.bench_commands import measure
 from aiakq.terminal.compare_models_command import compare as compare
@@ -52,33 +51,16 @@ def inspect(arguments: InspectArguments, output: JsonArguments) -> None:
     from aiakq.runtime.inspect.inspection import collapse, inspect_checkpoint
 
     checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
-    if arguments.fit is not None:
-        _show_fit(arguments, output.json)
+    if arguments.fit is not None or arguments.fit_context is not None:
+        from aiakq.terminal.fit_table import show_fit
+
+        show_fit(arguments, output.json)
         return
-    if arguments.fit_context is not None:
-        reason, hint = "it says how many tokens must fit", "Give --fit MACHINE."
-        raise error("option_conflict", option="--fit-context", other="no --fit", reason=reason, hint=hint)
     inspection = inspect_checkpoint(arguments.model, arguments.revision, arguments.device, arguments.dtype)
     with console.results_on_stdout(not output.json):
         tables.inspection(inspection, inspection.layers if arguments.all else collapse(inspection.layers))
     if output.json:
         console.emit(inspection.document())
-
-
-def _show_fit(arguments: InspectArguments, as_json: bool) -> None:
-    """Print how a model fits a machine; exit with code 5 if it does not."""
-    from aiakq.errors.kind import RESOURCES
-    from aiakq.runtime.build.fit import fit
-    from aiakq.terminal.fit_table import fit_table
-
-    asked = arguments.fit_context, arguments.revision, arguments.device, arguments.dtype
-    report = fit(arguments.model, arguments.fit or "", *asked)
-    with console.results_on_stdout(not as_json):
-        fit_table(report)
-    if as_json:
-        console.emit({"schema_version": 1, "kind": "inspect fit", "model": arguments.model, **report.document()})
-    if not report.fits:
-        raise typer.Exit(RESOURCES)
 
 
 def collect_env(
