@@ -99,10 +99,11 @@ def common_config(family: GGUFFamily, model: GGUFModel) -> dict[str, Any]:
 def _layers(model: GGUFModel) -> int:
     """Return the number of layers, without those that predict further tokens."""
     keys = model.keys
-    count = keys.integer("block_count")
+    count: int = keys.integer("block_count")
     if count > _MAX_LAYERS:  # lists have an entry for each
         raise keys.malformed(keys.full("block_count"), count, f"at most {_MAX_LAYERS}")
-    return count - keys.integer("nextn_predict_layers", 0, low=0)
+    further: int = keys.integer("nextn_predict_layers", 0, low=0)
+    return count - further
 
 
 def _vocab_size(model: GGUFModel) -> int:
