@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+#: Schemes whose inputs are rounded before any kernel -> that of the kernel.
+WEIGHT_ONLY = {"lut4a8": "lut4a16", "lut4a4": "lut4a16", **{f"w{bits}a8": f"w{bits}a16" for bits in (2, 3, 4, 5, 6)}}
+
 
 @dataclass(frozen=True)
 class InputRounding:
@@ -39,3 +42,13 @@ class InputRounding:
     def is_separate(self) -> bool:
         """Whether no kernel rounds inputs so: they are rounded before."""
         return self.scales != "float32" or self.elements in ("int8", "uint8")
+
+
+def kernel_scheme(scheme: str, rounding: InputRounding) -> str:
+    """Return the scheme of the kernel that computes a layer: a weight-only one if inputs are rounded before it, and
+    that of 8 bits for codes of 7, which are held in 8.
+    """
+    name = scheme.replace("w7", "w8") if scheme.startswith("w7") else scheme
+    if name.endswith("a8") and rounding.is_separate:
+        return name.removesuffix("a8") + "a16"
+    return WEIGHT_ONLY.get(name, name)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.input_rounding import InputRounding as InputRounding
+from aiakq.kernels.input_rounding import kernel_scheme as kernel_scheme
 from aiakq.kernels.recurrent_types import StateContext
 
 #: Bits of one weight code for each scheme. ``w16`` is any unquantized float. The codes of ``fp8`` are 8-bit floats, and
@@ -30,20 +31,6 @@ SCHEME_BITS = {
     "fp8a16": 8,
     "fp8a8": 8,
 }
-#: Schemes whose inputs are rounded before any kernel -> that of the kernel.
-WEIGHT_ONLY = {"lut4a8": "lut4a16", "lut4a4": "lut4a16", **{f"w{bits}a8": f"w{bits}a16" for bits in (2, 3, 4, 5, 6)}}
-
-
-def kernel_scheme(scheme: str, rounding: InputRounding) -> str:
-    """Return the scheme of the kernel that computes a layer: a weight-only one if inputs are rounded before it, and
-    that of 8 bits for codes of 7, which are held in 8.
-    """
-    name = scheme.replace("w7", "w8") if scheme.startswith("w7") else scheme
-    if name.endswith("a8") and rounding.is_separate:
-        return name.removesuffix("a8") + "a16"
-    return WEIGHT_ONLY.get(name, name)
-
-
 #: 8-bit dtypes of the KV cache, with one scale per token and head, and the value to which the largest element of a head
 #: is scaled. e5m2 has exponent range to spare: its scales are near 1, so that products fit into float16.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 16.0}

@@ -1,4 +1,4 @@
-"""``aiakq eval``, ``aiakq inspect`` and ``aiakq collect-env``: each makes one call and prints a table or JSON."""
+"""``aiakq eval`` and ``aiakq collect-env``: each makes one call and prints a table or JSON."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aiakq.terminal import console, quality_tables, tables
+from aiakq.terminal import console, quality_tables
 from aiakq.terminal.bench_commands import measure
 from aiakq.terminal.compare_models_command import compare as compare
 from aiakq.terminal.convert_command import convert as convert
+from aiakq.terminal.inspect_command import inspect as inspect
 from aiakq.terminal.options import with_arguments
 
 if TYPE_CHECKING:
-    from aiakq.arguments.checkpoint import EvalArguments, InspectArguments
+    from aiakq.arguments.checkpoint import EvalArguments
     from aiakq.arguments.common import JsonArguments, ResultArguments
     from aiakq.records import Record
 
@@ -29,7 +30,7 @@ def evaluate(arguments: EvalArguments, output: JsonArguments, result: ResultArgu
         check_model_name(model)
     quality.check(arguments)
     # The engine's arguments define the valid dtypes and devices.
-    checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
+    checked({name: getattr(arguments, name) for name in ("model", "dtype", "device", "kv_cache_dtype")}, server=False)
 
     def run() -> Record:
         with console.ProgressBars("eval") as bars:
@@ -39,28 +40,6 @@ def evaluate(arguments: EvalArguments, output: JsonArguments, result: ResultArgu
     show = quality_tables.quality_result
     emit, parts = output.json, quality.by_text
     measure(quality.template(), result, run, show, emit=emit, unmeasured=unmeasured, parts=parts)
-
-
-@with_arguments("inspect")
-def inspect(arguments: InspectArguments, output: JsonArguments) -> None:
-    """Describe a checkpoint layer by layer, and which kernels would run it. Reads headers only."""
-    from aiakq.arguments.server import checked
-    from aiakq.formats.hub import check_model_name
-
-    check_model_name(arguments.model)
-    from aiakq.runtime.inspect.inspection import collapse, inspect_checkpoint
-
-    checked({name: getattr(arguments, name) for name in ("model", "dtype", "device")}, server=False)
-    if arguments.fit is not None or arguments.fit_context is not None:
-        from aiakq.terminal.fit_table import show_fit
-
-        show_fit(arguments, output.json)
-        return
-    inspection = inspect_checkpoint(arguments.model, arguments.revision, arguments.device, arguments.dtype)
-    with console.results_on_stdout(not output.json):
-        tables.inspection(inspection, inspection.layers if arguments.all else collapse(inspection.layers))
-    if output.json:
-        console.emit(inspection.document())
 
 
 def collect_env(

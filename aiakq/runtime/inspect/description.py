@@ -100,3 +100,8 @@ def plan(checkpoint: Checkpoint, ops: PlannedOps, config: ModelConfig | None = N
         return Plan()
     selected = ((name, each) for name, selected_for in selections(ops).items() for each in dict.fromkeys(selected_for))
     return Plan(differences, tuple(selected), kv_bytes, tuple(sorted(unused)))
+
+
+def support(architecture: str) -> str:
+    """Describe what computes models of an architecture."""
+    return "native" if architecture in ARCHITECTURES else "through transformers (--model-impl transformers)"

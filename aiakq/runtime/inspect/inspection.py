@@ -193,7 +193,7 @@ def inspect_checkpoint(
     ``device``.
     """
     from aiakq.formats.model_folder import first_architecture
-    from aiakq.runtime.inspect.description import plan
+    from aiakq.runtime.inspect.description import plan, support
 
     checkpoint = Checkpoint.fetch(model, revision)
     target = _target(checkpoint, device, dtype)
@@ -215,7 +215,7 @@ def inspect_checkpoint(
     return Inspection(
         path=str(checkpoint.named_path),
         architecture=architecture,
-        support=_support(architecture if target.model is None else target.model.architecture),
+        support=support(architecture if target.model is None else target.model.architecture),
         writer=_writer(checkpoint),
         spec=checkpoint.spec,
         context=context if isinstance(context, int) else None,
@@ -321,12 +321,6 @@ def _natural(name: str) -> tuple[bool, list[tuple[int, str]]]:
     """Sort key: embedding and layers in numeric order, the output layer last."""
     parts = re.split(r"(\d+)", name)
     return name.startswith("lm_head"), [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
-
-
-def _support(architecture: str) -> str:
-    from aiakq.runtime.models import ARCHITECTURES
-
-    return "native" if architecture in ARCHITECTURES else "through transformers (--model-impl transformers)"
 
 
 def _writer(checkpoint: Checkpoint) -> str | None:
