@@ -32,7 +32,7 @@ import fidelity  # noqa: E402
 import quality_page  # noqa: E402
 import subjects as models  # noqa: E402
 import torch  # noqa: E402
-from jobs import Job, words_of  # noqa: E402
+from jobs import Job, commit, words_of  # noqa: E402
 from rows import ALL, REAL, ROWS, kind_of  # noqa: E402
 from subjects import EXAMPLE, SEEDS, WINDOW, Subject  # noqa: E402
 
@@ -74,8 +74,8 @@ def main() -> None:
             return
         load_elsewhere(args)
     elsewhere = OUT / "elsewhere.json"
-    loads = json.loads(elsewhere.read_text())["rows"] if elsewhere.is_file() else []
-    page = quality_page.page(ROWS, stored_results(), check_elsewhere.table(loads))
+    loads = json.loads(elsewhere.read_text()) if elsewhere.is_file() else None
+    page = quality_page.page(ROWS, stored_results(), loads)
     (ROOT / "docs" / "quality.md").write_text(page, encoding="utf-8")
 
 
@@ -227,7 +227,7 @@ def load_elsewhere(args: argparse.Namespace) -> None:
     if file.is_file() and not args.fresh and json.loads(file.read_text())["stamp"] == state.hexdigest():
         return
     rows = check_elsewhere.check(EXAMPLE, folders, OUT / "elsewhere")
-    file.write_text(json.dumps({"stamp": state.hexdigest(), "rows": rows}))
+    file.write_text(json.dumps({"stamp": state.hexdigest(), "commit": commit(), "rows": rows}))
 
 
 if __name__ == "__main__":

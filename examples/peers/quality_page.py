@@ -6,6 +6,7 @@ import math
 import platform
 from typing import Any
 
+import check_elsewhere
 import fidelity
 import quality_summary
 from quality_summary import default_of, mean, percent
@@ -53,7 +54,9 @@ aiakq's runtime in float32 on the same windows of 512 tokens.
 - *CPU s*: processor seconds of one thread for loading, calibration, quantizing and writing, without imports, which do
   not depend on the load of the machine; *s*: the same in wall time; *peak MB*: maximum resident memory of the process,
   including Python, torch and the tool itself. An asterisk: on another processor than aiakq's default.
-"""
+
+The example model has rows of all tools and settings, other models those of the defaults and of the best of other tools;
+`make quality` measures what is missing."""
 ELSEWHERE = """\
 aiakq's four default outputs of the example model, loaded by other engines: 16 prompts of 24 tokens, 32 greedy tokens
 each. aiakq computes in float32 with `--cpu-math exact`. *log p differs*: difference of the engine's and aiakq's
@@ -70,8 +73,12 @@ unquantized model, for comparison.
 """
 
 
-def page(rows: list[Row], results: list[Result], elsewhere: list[str]) -> str:
-    """The whole page. ``results`` may include those of removed rows, which are left out."""
+def page(rows: list[Row], results: list[Result], elsewhere: Result | None) -> str:
+    """The whole page.
+
+    results    may include those of removed rows, which are left out.
+    elsewhere  the ``rows`` of check_elsewhere and the ``commit`` they were measured at.
+    """
     by_model: dict[str, dict[str, Result]] = {}
     for result in results:
         by_model.setdefault(result["model"], {})[result["slug"]] = result
@@ -81,7 +88,7 @@ def page(rows: list[Row], results: list[Result], elsewhere: list[str]) -> str:
     behind: list[str] = []
     for key in order:
         title = TITLES.get(key, key)
-        parts += [f"## {title}" if parts[-1].endswith("\n") else f"\n## {title}", "", ABOUT.get(key, "")]
+        parts += ["", f"## {title}", "", ABOUT.get(key, "")]
         parts += ["", *unquantized(by_model[key])]
         parts += outlier_claim(by_model[key], rows)
         for kind in dict.fromkeys(row.kind for row in rows):
@@ -95,8 +102,9 @@ def page(rows: list[Row], results: list[Result], elsewhere: list[str]) -> str:
     parts += (
         [BEHIND, "", *behind] if behind else ["Nowhere: no row is better, faster or smaller than ours of its kind."]
     )
-    if elsewhere[2:]:
-        parts += ["", "## Loading in other engines", "", ELSEWHERE, *elsewhere]
+    if elsewhere is not None:
+        parts += ["", "## Loading in other engines", "", ELSEWHERE, *check_elsewhere.table(elsewhere["rows"])]
+        parts += ["", f"Measured at commit {elsewhere['commit']}."]
     parts += ["", machine(by_model)]
     return "\n".join(parts) + "\n"
 
@@ -112,7 +120,7 @@ def summary(rows: list[Row], by_model: dict[str, dict[str, Result]]) -> list[str
         "In short": quality_summary.compared(rows, by_model, TITLES),
         "What each setting adds": quality_summary.settings(rows, by_model, TITLES),
     }
-    return [line for title, lines in tables.items() if lines for line in (f"## {title}", "", *lines, "")]
+    return [line for title, lines in tables.items() if lines for line in ("", f"## {title}", "", *lines)]
 
 
 def default_in(rows: list[Row], found: dict[str, Result]) -> Row | None:

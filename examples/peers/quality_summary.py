@@ -87,6 +87,8 @@ def settings(rows: Sequence[Row], by_model: Mapping[str, Results], titles: Mappi
     lines = [f"| settings | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for name in names:
         cells = [figures.get(name) for figures in columns.values()]
+        if all(kl is None for kl in cells):
+            continue
         shown = f"**{name}**" if name == "gptq" else name
         lines.append(f"| {shown} | {' | '.join('' if kl is None else f'{kl:.5f}' for kl in cells)} |")
     return [SETTINGS, "", *lines]

@@ -171,7 +171,7 @@ def test_page_names_the_best_and_the_failed_rows() -> None:
         result("rounding W8A8", 3.9, 0.3) | elsewhere,
         failed,
     ]
-    page = quality_page.page(ROWS, results, [])
+    page = quality_page.page(ROWS, results, None)
     assert "round-to-nearest (RTN) changes perplexity by +22.14 ± 0.00 %, `smooth_quant` by +0.20 ± 0.00 %" in page
     assert "| autoround | INT8 | | not installed: x |" in page
     assert "llmcompressor, rounding W8A8: perplexity -9.70 ± 0.00 %." in page
