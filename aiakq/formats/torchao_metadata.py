@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from aiakq.errors import error
 from aiakq.formats.config_keys import check_keys
 from aiakq.formats.config_values import read_flag, read_integer, read_names, read_object, says_nothing, unsupported
 from aiakq.formats.headers import Headers
@@ -55,7 +56,10 @@ class TorchaoTensor:
 
 
 def described(headers: Headers, spec: QuantSpec, name: str) -> QuantSpec:
-    """Return how the linear ``name`` is stored, as the metadata of its file says. Raises ``format_unsupported``."""
+    """Return how the linear ``name`` is stored, as the metadata of its file says.
+
+    Raises ``format_unsupported``, and ``model_malformed`` without a tensor that the metadata list.
+    """
     info = next(headers[suffix] for suffix in PARTS if suffix in headers)
     text = info.metadata.get(f"{name}.weight")
     try:
@@ -70,14 +74,17 @@ def described(headers: Headers, spec: QuantSpec, name: str) -> QuantSpec:
     check_keys(values, _ATTRIBUTES[kind], f"{kind} {name:.200}")
     if FACTORS in headers:
         raise unsupported(f"{name:.200} of torchao, whose inputs are multiplied by act_pre_scale")
+    listed = read_names(document.get("_tensor_data_names"), "_tensor_data_names")
+    for suffix in (QDATA, *(f"_weight_{part}" for part in listed)):
+        if suffix not in headers:
+            raise error("model_malformed", file=info.file, reason=f"it is without {name:.200}.{suffix:.60}")
     stored = _stored(kind, values, headers, name)
     layer = _LAYERS[kind](stored, values, name)
     return replace(spec, **vars(layer), notes={"stored": stored})
 
 
 def _stored(kind: str, values: Mapping[str, object], headers: Headers, name: str) -> TorchaoTensor:
-    held = headers.get(QDATA)
-    shape = values.get("shape") if kind in (INT4, TILES) else None if held is None else list(held.shape)
+    shape = values.get("shape") if kind in (INT4, TILES) else list(headers[QDATA].shape)
     block = values.get("block_size")
     sizes = (shape, shape if kind == FLOAT8 and says_nothing(block) else block)
     (n, k), (rows, group) = (

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from aiakq.errors import AiakqError
@@ -34,9 +35,12 @@ def differences(folder: Path) -> list[Difference]:
 def changed(source: Path, target: Path, change: Any, **config: Any) -> Path:
     """A copy of a one-file model after ``change(tensors)``, its config.json updated."""
     shutil.copytree(source, target)
-    tensors = load_file(target / "model.safetensors")
+    file = target / "model.safetensors"
+    with safe_open(file, "pt") as stored:
+        metadata = stored.metadata()
+    tensors = load_file(file)
     change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / "model.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, metadata)
     path = target / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     return target
@@ -116,14 +120,20 @@ def test_the_inventory_checks_every_tensor_of_a_quantized_linear(folder, tmp_pat
     """Without any one tensor of a linear, or with one row less of it, that tensor is named, unless the tensor is one
     that may be absent, or a text.
     """
-    prefix = "model.layers.0.self_attn.k_proj."
-    suffixes = [name.removeprefix(prefix) for name in Checkpoint.open(folder).inventory if name.startswith(prefix)]
+    inventory = Checkpoint.open(folder).inventory
+    linears = ("model.layers.0.self_attn.k_proj.", "transformer.h.0.attn.c_attn.")
+    prefix = next(prefix for prefix in linears if any(name.startswith(prefix) for name in inventory))
+    suffixes = [name.removeprefix(prefix) for name in inventory if name.startswith(prefix)]
     assert len(suffixes) > 1
     for suffix in suffixes:
         name = prefix + suffix
         if suffix in RECORDS:
             continue
-        if suffix != "g_idx":
+        if suffix.startswith("_weight_"):  # torchao's metadata list them
+            without = changed(folder, tmp_path / f"no {suffix}", lambda tensors, name=name: tensors.pop(name))
+            with pytest.raises(AiakqError, match=f"without {name}"):
+                differences(without)
+        elif suffix != "g_idx":
             found = differences(
                 changed(folder, tmp_path / f"no {suffix}", lambda tensors, name=name: tensors.pop(name))
             )
