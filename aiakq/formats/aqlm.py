@@ -48,22 +48,14 @@ def matches(headers: Headers) -> bool:
 
 def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
     """Return suffix -> shape for a linear with N outputs and K inputs."""
-    books, size, rows, group = _sizes(headers)
+    books, size, rows, group = spec.notes["sizes"]
     shapes: Shapes = {"codes": (n // rows, k // group, books), "codebooks": (books, size, rows, group)}
     return shapes | {"scales": (n // rows, 1, 1, 1)}
 
 
-def _sizes(headers: Headers) -> tuple[int, int, int, int]:
-    """Return C, 2**B, P and G. Raises ValueError for headers of another layout."""
-    books, size, rows, group = headers["codebooks"].shape
-    if 0 in (books, size, rows, group):
-        raise ValueError("codebooks is empty")
-    return books, size, rows, group
-
-
 def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     """Return N, K, bits and groups. Raises KeyError or ValueError for headers of another layout."""
-    _, _, rows, group = _sizes(headers)
+    _, _, rows, group = headers["codebooks"].shape
     outer, inner, _ = headers["codes"].shape
     return Dimensions(outer * rows, inner * group, spec.bits, 1)
 
@@ -89,6 +81,7 @@ def from_config(config: Mapping[str, object]) -> QuantSpec | None:
         format="aqlm",
         bits=next(width for width in (2, 3, 4, 5, 6, 8) if width >= min(nearest, 8)),
         ignore=tuple(name.removesuffix(".weight") for name in skipped),
+        notes={"sizes": (books, 2**bits, rows, group)},
     )
 
 

@@ -11,6 +11,7 @@ from aiakq import formats
 from aiakq.errors import AiakqError
 from aiakq.formats import compressed_tensors, gptq
 from aiakq.formats.safetensors_file import TensorInfo
+from aiakq.formats.torchao_metadata import INT4, TorchaoTensor
 from aiakq.kernels.packing import pack, words_for
 from aiakq.kernels.types import QWeight
 from aiakq.spec import Float8, QuantSpec
@@ -224,7 +225,12 @@ def test_a_scale_of_zero_is_only_for_dead_groups(format: str, zeros: bool) -> No
 @pytest.mark.parametrize("shape", [(), (3,), (1, 2, 3)], ids=str)
 @pytest.mark.parametrize("format", formats.FORMATS)
 def test_the_shapes_that_are_expected_are_found_whatever_a_header_says(format: str, shape: tuple[int, ...]) -> None:
-    module, spec = formats.FORMATS.load(format), spec_of(format)
+    described: dict[str, dict[str, Any]] = {
+        "gguf": {"blocks": "Q4_0"},
+        "aqlm": {"notes": {"sizes": (1, 256, 1, 8)}},
+        "torchao": {"notes": {"stored": TorchaoTensor(INT4, (64, 96), (1, 32), torch.bfloat16, False)}},
+    }
+    module, spec = formats.FORMATS.load(format), spec_of(format, **described.get(format, {}))
     for suffix in module.SUFFIXES:
         headers = {one: TensorInfo("I32", shape if one == suffix else (64, 12), "f") for one in module.SUFFIXES}
         expected = module.packed_shapes(headers, spec, 64, 96)
