@@ -136,7 +136,7 @@ class QuantizeOptions(QuantizeArguments):
             if value is not None:
                 _conflict(option, method, "the type of the file says what each tensor is", "Use --gguf-type.")
         others = {
-            "--tp": (self.tp > 1, "llama.cpp cuts rows itself"),
+            "-tp": (self.tp > 1, "llama.cpp cuts rows itself"),
             "--tune": (self.tune is not None, "scales of blocks are small integers"),
             "--awq-scaling": (self.awq_scaling, "its search rounds to groups of integers"),
             "--scale-search minmax": (self.scale_search == "minmax", "scales of blocks are searched"),

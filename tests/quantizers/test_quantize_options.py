@@ -56,7 +56,7 @@ def test_alternative_spellings_of_methods_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("fields", "id"),
     [
-        ({"method": "gguf"}, "bad_option"),
+        ({"method": "exl2"}, "bad_option"),
         ({"tp": 0}, "bad_option"),
         ({"dtype": "int8"}, "bad_option"),
         ({"bits": 5}, "bad_option"),

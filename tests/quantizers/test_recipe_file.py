@@ -117,7 +117,7 @@ def test_a_config_file_overrides_the_recipe(aiakq: Callable[..., Any], tmp_path:
     [
         ("quant_type: gptq\nbits: 5\n", ["bits in", "recipe.yaml", "5"]),
         ("quant_type: gptq\nbits: four\n", ["bits in", "an integer"]),
-        ("quant_type: gguf\n", ["quant_type in", "gguf"]),
+        ("quant_type: exl2\n", ["quant_type in", "exl2"]),
         ("bits: 4\n", ["quant_type in"]),
         ("quant_type: gptq\nbitz: 4\n", ["'bitz' in"]),
         ("quant_type: gptq\noutput: there\n", ["'output' in"]),
