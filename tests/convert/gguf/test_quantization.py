@@ -99,7 +99,7 @@ def test_a_dry_run_says_the_size(tiny_model, tmp_path: Path) -> None:
     [
         ({"bits": 4}, "--bits"),
         ({"layer": ("*=bits:8",)}, "--layer"),
-        ({"tp": 2}, "--tp"),
+        ({"tp": 2}, "-tp"),
         ({"act_order": "static"}, "--act-order"),
         ({"scale_search": "minmax"}, "--scale-search"),
         ({"format": "gptq"}, "--format"),
