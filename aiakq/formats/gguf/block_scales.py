@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from aiakq.formats.gguf import rounding
-from aiakq.formats.gguf.encoding import pack_block, pack_q6_k, pack_super_affine
+from aiakq.formats.gguf.encoding import AFFINE, SUPER_AFFINE, SYMMETRIC, pack_block, pack_q6_k, pack_super_affine
 from aiakq.formats.gguf.rounding import CodeLevels
 
 
@@ -89,12 +89,8 @@ def _q6_k(values: Tensor, weights: Tensor | None) -> BlockScales:
 
 #: Name of a kind -> the search.
 SEARCHES: Mapping[str, _Search] = {
-    "Q8_0": _symmetric("Q8_0", -128, 127),
-    "Q4_0": _symmetric("Q4_0", -8, 7),
-    "Q4_1": _affine("Q4_1", 15),
-    "Q5_0": _symmetric("Q5_0", -16, 15),
-    "Q5_1": _affine("Q5_1", 31),
-    "Q4_K": _super_affine(15),
-    "Q5_K": _super_affine(31),
+    **{kind: _symmetric(kind, *codes) for kind, codes in SYMMETRIC.items()},
+    **{kind: _affine(kind, high) for kind, high in AFFINE.items()},
+    **{kind: _super_affine(high) for kind, high in SUPER_AFFINE.items()},
     "Q6_K": _q6_k,
 }

@@ -16,6 +16,11 @@ from aiakq.formats.gguf.rounding import CodeLevels
 from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import QWeight
 
+#: Kinds with a scale for 32 values -> their smallest and largest integer; with a minimum besides -> the largest code.
+SYMMETRIC = {"Q8_0": (-128, 127), "Q4_0": (-8, 7), "Q5_0": (-16, 15)}
+AFFINE = {"Q4_1": 15, "Q5_1": 31}
+#: Kinds with both in blocks of 256 -> the largest code.
+SUPER_AFFINE = {"Q4_K": 15, "Q5_K": 31}
 _IQ4 = CodeLevels.of_table(TABLES["iq4_nl"])
 #: Values that are rounded at once: few enough that all of a search stays in a processor's cache.
 _STEP = 1 << 18
@@ -232,13 +237,9 @@ def _iq4_xs(values: Tensor, importance: Tensor | None) -> Tensor:
 
 #: Name of a kind -> function from values [B, V] float32, and their importance, to blocks [B, bytes].
 ENCODERS: Mapping[str, Encoder] = {
-    "Q8_0": _symmetric("Q8_0", -128, 127),
-    "Q4_0": _symmetric("Q4_0", -8, 7),
-    "Q4_1": _affine("Q4_1", 15),
-    "Q5_0": _symmetric("Q5_0", -16, 15),
-    "Q5_1": _affine("Q5_1", 31),
-    "Q4_K": _super_affine(15),
-    "Q5_K": _super_affine(31),
+    **{kind: _symmetric(kind, *codes) for kind, codes in SYMMETRIC.items()},
+    **{kind: _affine(kind, high) for kind, high in AFFINE.items()},
+    **{kind: _super_affine(high) for kind, high in SUPER_AFFINE.items()},
     "Q6_K": _q6_k,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
