@@ -17,10 +17,11 @@ import torch
 from ptx import library
 from ptx.program import Program, RunOptions, Span
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
+
+from aiakq.kernels.triton.precompile import AbsentGpu
 
 #: Bytes of shared memory that a block may have, and multiprocessors: of an A100 and an H100.
 SHARED = {80: 166912, 90: 232448}
@@ -50,25 +51,14 @@ class Emulation:
         return sum(program.steps for variants in self.programs.values() for program in variants)
 
 
-class EmulatedGpu:
+class EmulatedGpu(AbsentGpu):
     """A driver of a GPU of one kind."""
 
     def __init__(self, emulation: Emulation) -> None:
+        super().__init__(emulation.arch)
         self.emulation = emulation
         self.utils = self
         self.launcher_cls = lambda source, metadata: _Launcher(source, metadata, emulation)
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.emulation.arch, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": SHARED[self.emulation.arch]}

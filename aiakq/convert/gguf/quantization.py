@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,8 +37,8 @@ def quantize_to_gguf(options: QuantizeOptions, progress: OnProgress | None = Non
     on_progress, began = progress or (lambda _: None), time.monotonic()
     wanted = block_type(options)
     on_progress(StageProgress("load", 0, 1, options.input))
-    checkpoint = Checkpoint.fetch(options.input, options.revision)
-    output = checked_output(options.output, options.overwrite, checkpoint, "-o")
+    with closing(Checkpoint.fetch(options.input, options.revision)) as checkpoint:
+        output = checked_output(options.output, options.overwrite, checkpoint, "-o")
     prepared = prepare(blocks_folder(options))
     folder = Path(prepared.options.output)
     check_text(replace(prepared, options=options))
@@ -45,11 +46,8 @@ def quantize_to_gguf(options: QuantizeOptions, progress: OnProgress | None = Non
     on_progress(StageProgress("load", 1, 1))
     try:
         report = quantize_prepared(prepared, spec, on_progress)
-        written = Checkpoint.open(folder)
-        try:
+        with closing(Checkpoint.open(folder)) as written:
             _write(options, written, prepared, wanted, output, on_progress)
-        finally:
-            written.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     report.output, report.bytes_after, report.format = str(output), output.stat().st_size, "gguf"
