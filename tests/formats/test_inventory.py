@@ -149,6 +149,19 @@ def test_the_inventory_checks_every_tensor_of_a_quantized_linear(folder, tmp_pat
         assert any(each.name == name and each.kind == "shape" for each in found), (name, found)
 
 
+@pytest.mark.parametrize(("name", "n"), [("gq-w8", 256), ("quanto-int8", 64), ("ao-int8-g32", 64), ("bnb-nf4", 64)])
+def test_a_bias_that_the_model_has_not_is_refused_unless_it_is_zero(name, n, tmp_path):
+    def loaded(value: float) -> None:
+        linear = "model.layers.0.self_attn.q_proj"
+        bias = {f"{linear}.bias": torch.full((n,), value, dtype=torch.float16)}
+        folder = changed(FIXTURES / name, tmp_path / str(value), lambda tensors: tensors.update(bias))
+        load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu", "skip_tokenizer_init": True}))
+
+    loaded(0.0)
+    with pytest.raises(AiakqError, match=r"q_proj.bias is not zero, and the model of config.json has no such bias"):
+        loaded(0.5)
+
+
 def test_one_error_lists_all_differences(tmp_path):
     def change(tensors: dict[str, torch.Tensor]) -> None:
         del tensors["model.norm.weight"]

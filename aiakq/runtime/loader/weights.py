@@ -102,6 +102,8 @@ class CheckpointWeights(LinearBuilder):
             return self.dense(weight, biases, len(parts), role=role)
         if all(is_quantized):
             weights = [self._quantized(name, n, k) for name, n in parts]
+            if not bias:
+                self._refuse_biases([name for name, _ in parts], weights)
             quantized = [weight for weight in weights if isinstance(weight, QWeight)]
             decoded = [weight for weight in weights if isinstance(weight, DecodedWeight)]
             if not decoded:
@@ -109,6 +111,13 @@ class CheckpointWeights(LinearBuilder):
             if not quantized:
                 return self._decoded_linear(decoded, role, rows)
         return self._separate(parts, k, bias, role)
+
+    def _refuse_biases(self, names: Sequence[str], weights: Sequence[QWeight | DecodedWeight]) -> None:
+        """Raise ``tensor_mismatch`` for a bias of a layer that has none; zeros are those that AutoGPTQ writes."""
+        for name, weight in zip(names, weights, strict=True):
+            if weight.bias is not None and bool(weight.bias.any()):
+                reason = f"{name}.bias is not zero, and the model of config.json has no such bias"
+                raise error("tensor_mismatch", path=self.checkpoint.named_path, reason=reason)
 
     def _decoded_linear(self, weights: Sequence[DecodedWeight], role: Role, rows: Tensor | None) -> LinearLayer:
         """Return one layer of weights that were decoded to floats."""
