@@ -45,6 +45,7 @@ def rope_keys(model: ModelConfig, width: int) -> dict[str, object]:
         if rope.get("mscale_all_dim"):
             keys["rope.scaling.yarn_log_multiplier"] = 0.1 * float(rope["mscale_all_dim"])
     if kind == "longrope":
+        keys["rope.scaling.type"] = kind  # with any other, llama.cpp reads no factors but those of Phi-3
         keys["rope.scaling.original_context_length"] = int(rope["original_max_position_embeddings"])
         keys["rope.scaling.attn_factor"] = _stretch(rope, model.max_position)
     return keys

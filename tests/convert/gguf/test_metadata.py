@@ -84,6 +84,8 @@ def test_rotary_scaling_is_read_as_it_was(scaling):
     model, keys, found, factors = written({**LLAMA, "rope_theta": 5e5, "rope_scaling": scaling}, {"a.weight": (1, 1)})
     found["token_embd.weight"] = (64, 128)
     check_keys(keys, model, found, lambda name: factors[name])
+    # llama3 is said by its factors alone; llama.cpp reads those of longrope with this type only.
+    assert keys.get("llama.rope.scaling.type", "llama3") == scaling["rope_type"]
 
 
 @pytest.mark.parametrize(
