@@ -102,7 +102,7 @@ def supports(spec: QuantSpec) -> str | None:
     """Return why AWQ files cannot hold ``spec``, or None."""
     if spec.bits != 4 or spec.activation_bits or any(layer is not None for _, layer in spec.layers):
         return "such files hold 4 bits for every layer"
-    return None
+    return "such files hold no 4-bit floats" if spec.table is not None else None
 
 
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:

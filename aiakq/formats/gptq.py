@@ -108,6 +108,8 @@ def supports(spec: QuantSpec) -> str | None:
     """Return why this format cannot hold ``spec``, or None."""
     if spec.float8 is not None:
         return "such files hold no 8-bit floats"
+    if spec.table is not None:
+        return "such files hold no 4-bit floats"
     if spec.activation_bits:
         return "such files hold no quantized activations"
     if spec.format == "gptq" and not spec.symmetric:

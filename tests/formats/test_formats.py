@@ -60,6 +60,12 @@ def test_the_error_for_an_unknown_format_names_the_built_in_ones() -> None:
             assert name.removesuffix("_v2").removeprefix("awq_") in remedy
 
 
+@pytest.mark.parametrize("name", ["gptq", "gptq_v2", "awq", "awq_gemv", "awq_gemv_fast"])
+def test_files_of_integers_hold_no_floats_of_4_bits(name: str) -> None:
+    spec = QuantSpec("nvfp4", name, 4, 16, table="e2m1", scale_type="e4m3")
+    assert formats.load(name).supports(spec) == "such files hold no 4-bit floats"
+
+
 def test_a_format_with_zero_points_replaces_only_one_that_has_none() -> None:
     for name, other in formats.WITH_ZERO_POINTS.items():
         specs = [QuantSpec("gptq", format, 4, 128, symmetric=False) for format in (name, other)]
