@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 import aiakq
-from aiakq.convert.gguf.file_types import FileType, MixtureModel, file_type, kinds_for
+from aiakq.arguments.convert import ConvertArguments
+from aiakq.convert.gguf.conversion import GGUFConversion
+from aiakq.convert.gguf.file_types import FILE_TYPES, FileType, MixtureModel, kinds_for, known_type
 from aiakq.convert.gguf.source import GGUFSource
 from aiakq.errors import error
 from aiakq.formats.gguf.block_scales import SEARCHES
@@ -23,16 +25,12 @@ from aiakq.spec import QuantSpec
 
 def block_type(options: QuantizeOptions) -> FileType:
     """Return the type of the file. Raises ``bad_option`` for one without blocks."""
-    word = options.gguf_type or "q4_k_m"
-    found = file_type(word)
-    if found.kind not in SEARCHES:
-        raise error(
-            "bad_option",
-            option="--gguf-type",
-            value=word,
-            expected="a type with blocks of integers",
-            hint="aiakq convert MODEL OUT.gguf --to gguf writes floats.",
-        )
+    word = "q4_k_m" if options.gguf_type is None else options.gguf_type
+    found = known_type(word)
+    if found is None or found.kind not in SEARCHES:
+        known = ", ".join(name.lower() for name, each in FILE_TYPES.items() if each.kind in SEARCHES)
+        hint = "aiakq convert MODEL OUT.gguf --to gguf writes the other types, rounded to nearest."
+        raise error("bad_option", option="--gguf-type", value=word, expected=f"one of {known}", hint=hint)
     return found
 
 
@@ -90,6 +88,9 @@ def block_spec(prepared: Prepared, wanted: FileType) -> tuple[QuantSpec, int]:
         if name not in held and name not in skipped and name not in checkpoint.beside_text:
             sizes[name] = tuple(info.shape)
     source = _OutputSource(checkpoint, ModelConfig.from_hf(checkpoint.config), lossy=False, sizes=sizes)
+    # What the config and the tokenizer rule out is refused here, not after hours of rounding.
+    arguments = ConvertArguments(input=prepared.options.input, output="", to="gguf", gguf_type=wanted.name)
+    GGUFConversion(arguments, source, wanted, Path(), lambda *_: None)
     shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
     kinds = kinds_for(wanted, shapes, MixtureModel.of(source.architecture, source.model))
     linears = {source.usual(f"{shape.name}.weight"): shape.name for shape in prepared.shapes}

@@ -75,10 +75,15 @@ class MixtureModel:
         return cls(architecture, experts, model.num_heads // max(1, model.num_kv_heads))
 
 
+def known_type(word: str) -> FileType | None:
+    """Return the type that a user calls ``word``, if it is one."""
+    name = word.strip().upper()
+    return FILE_TYPES.get(_ALIASES.get(name, name))
+
+
 def file_type(word: str) -> FileType:
     """Return the type that a user calls ``word``. Raises ``bad_option``."""
-    name = word.strip().upper()
-    found = FILE_TYPES.get(_ALIASES.get(name, name))
+    found = known_type(word)
     if found is None:
         known = ", ".join(("auto", *(each.lower() for each in FILE_TYPES)))
         raise error("bad_option", option="--gguf-type", value=word, expected=f"one of {known}", hint="")

@@ -111,11 +111,27 @@ def test_options_that_say_what_the_type_says_are_refused(tmp_path: Path, more: d
     assert says in str(caught.value)
 
 
+def test_what_a_file_does_not_hold_is_refused_before_anything_is_rounded(tiny_model, tmp_path: Path) -> None:
+    source = tiny_model("LlamaForCausalLM", hidden_act="gelu")
+    given, stages = options(source, tmp_path / "out.gguf"), set()
+    for run in (
+        lambda: quantize_to_gguf(given, lambda progress: stages.add(progress.stage)),
+        lambda: dry_run(blocks_folder(given), lambda prepared: block_spec(prepared, block_type(given))),
+    ):
+        with pytest.raises(AiakqError) as caught:
+            run()
+        assert caught.value.id == "gguf_not_written"
+    assert stages == {"load"}
+    assert not list(tmp_path.glob("*.gguf*"))
+
+
 def test_names_and_types_that_cannot_be_are_refused(tiny_model, tmp_path: Path) -> None:
     source = tiny_model("LlamaForCausalLM")
     for output, more, says in (
         ("folder", {}, "ends with .gguf"),
         ("out.gguf", {"gguf_type": "f16"}, "--gguf-type"),
+        ("out.gguf", {"gguf_type": ""}, "--gguf-type is '', which is not one of q8_0, q4_0"),
+        ("out.gguf", {"gguf_type": "auto"}, "--gguf-type is 'auto', which is not one of q8_0, q4_0"),
         ("out.gguf", {"gguf_type": "nonsense"}, "--gguf-type"),
     ):
         with pytest.raises(AiakqError) as caught:
