@@ -200,6 +200,8 @@ def inspect_checkpoint(
     linears = set(checkpoint.quantized_linears())
     if linears and checkpoint.spec is None:
         raise error("format_unsupported", reason="config.json has no quantization_config, but the weights are packed")
+    # Compares all shapes, which some formats do not repeat.
+    planned = plan(checkpoint, target.ops, target.model)
     layers = [
         _quantized(checkpoint, module, infos, target) if module in linears else _plain(module, infos, target)
         for module, infos in _modules(checkpoint.inventory, linears).items()
@@ -209,7 +211,6 @@ def inspect_checkpoint(
     context = checkpoint.config.get("max_position_embeddings")
     if context is None and isinstance(text, dict):
         context = text.get("max_position_embeddings")
-    planned = plan(checkpoint, target.ops, target.model)
     architecture = first_architecture(checkpoint.config)
     head = "" if target.model is None else target.model.stored_head
     return Inspection(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from aiakq.runtime.inspect.inspection import Layer, collapse, inspect_checkpoint
 from aiakq.spec import QuantSpec
 from tests.format_names import INTEGERS
 
+FIXTURES = Path(__file__).parents[2] / "formats" / "fixtures"
 N, K = 64, 256
 #: format -> how a layer of it is made.
 SPECS = {
@@ -89,6 +91,13 @@ def test_the_example_model(example_model):
     assert counts["model.layers.{0-5}.mlp.down_proj"] == 6
     assert len(counts) == 1 + 7
     assert sum(row.nbytes * row.count for row in rows) == found.nbytes
+
+
+@pytest.mark.parametrize("name", ["quanto-int2", "quanto-int4"])
+def test_shapes_that_a_file_does_not_tell_are_those_of_the_model(name):
+    found = inspect_checkpoint(str(FIXTURES / name), None, "cpu", "auto")
+    shapes = {layer.name: (layer.n, layer.k) for layer in found.layers}
+    assert shapes["model.layers.0.self_attn.q_proj"] == (64, 160) and found.differences == ()
 
 
 def test_the_cache_of_a_token_is_that_of_the_family(tiny_model):
