@@ -145,7 +145,7 @@ class QuantizeArguments:
     gptq: bool | None = argument(
         None,
         "smooth_quant, fp8, mxfp4, nvfp4, gguf: round the weights with GPTQ. fp8, mxfp4 and nvfp4 do so by default if "
-        "calibration data is given, gguf always.",
+        "calibration data is given, gguf unless --no-gptq says otherwise.",
         group="method",
     )
     gguf_type: str | None = argument(
