@@ -112,6 +112,19 @@ class NativeLibrary:
                 c_void_p,
                 c_int32,
             ),
+            (
+                "aiakq_pack_blocks",
+                c_bool,
+                c_void_p,
+                c_int64,
+                c_int64,
+                c_int32,
+                c_int32,
+                c_void_p,
+                c_void_p,
+                c_void_p,
+                c_int32,
+            ),
             ("aiakq_pack_floats", None, c_void_p, c_int64, c_int64, c_int32, c_bool, c_void_p, c_int32),
         ):
             function = getattr(cdll, name)

@@ -15,22 +15,24 @@ from ctypes import Structure
 import torch
 from torch import Tensor
 
+from aiakq.kernels.block_weight import BlockWeight
 from aiakq.kernels.cpu import library
+from aiakq.kernels.cpu.blocks import pack_blocks
 from aiakq.kernels.cpu.embedding import NativeEmbedding
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
 from aiakq.kernels.cpu.scale_steps import in_steps, narrow
+from aiakq.kernels.cpu.tiles import TILE, in_tiles
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
 BLOCK = 32
-TILE = 32
 #: Maximum number of inputs whose float products are accumulated as one group.
 MAX_GROUP = 128
 #: Inputs whose groups may share a step, see scale_steps.py.
 _STEP = 256
 #: See ops/linear.py.
 ROW_MULTIPLE = 1
-HAS_OFFSETS = True
+HAS_OFFSETS = READS_BLOCKS = True
 
 
 class NativeLinear(LinearLayer):
@@ -72,6 +74,8 @@ def supports(problem: LinearProblem) -> str | None:
 def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     """Pack ``weight`` (not modified) into tiles."""
     math, table, factor = _math(weight, problem)
+    if isinstance(weight, BlockWeight):
+        return _of_blocks(weight, math, table, factor)
     n, k, size = weight.n, weight.k, _group_size(weight, math)
     scales = _of_parts(_times(weight.scales, factor, math), weight.group_size // size)
     zeros = _of_parts(weight.zeros, weight.group_size // size)
@@ -85,9 +89,9 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     tiles = -(-n // TILE)
     packed = _packed(weight, math, columns, blocks)
     count = _STEP // size if size in (16, 32) else 0
-    scales, scale_steps = _with_steps(scales, tiles, count)
-    offsets, offset_steps = _with_steps(offsets, tiles, count)
-    zeros = _tiled(zeros, tiles, torch.uint8)
+    scales, scale_steps = _with_steps(scales, count)
+    offsets, offset_steps = _with_steps(offsets, count)
+    zeros = _tiled(zeros, torch.uint8)
     source = columns
     if weight.perm is not None:
         taken = weight.perm.to(torch.int32)[columns.clamp(min=0).long()]
@@ -117,6 +121,26 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
     return NativeLinear(op, [tensor for tensor in pointed_to if tensor is not None])
 
 
+def _of_blocks(weight: BlockWeight, math: int, table: Tensor | None, factor: float) -> NativeLinear:
+    """Return the layer of rows of blocks, whose codes and scales go to the tiles as ``prepare`` would put them there."""
+    tiles, size = -(-weight.n // TILE), weight.group_size
+    packed = library.empty_on_large_pages(tiles * weight.k // BLOCK * 2 * 64 * weight.bits, dtype=torch.uint8)
+    found = pack_blocks(weight, math, packed, factor)
+    bias = None if weight.bias is None else _padded(weight.bias.float(), tiles * TILE)
+    op = new_op("linear")
+    op.n, op.k, op.bits, op.math = weight.n, weight.k, weight.bits, math
+    op.group, op.groups = size, weight.k // size
+    op.scale_type = op.offset_type = TYPES[found.scales.dtype]
+    op.zero_type = TYPES[torch.float32]
+    if found.scale_steps is not None:
+        op.steps, op.step_shift = weight.k // weight.kind.values, (weight.kind.values // size).bit_length() - 1
+    op.tiles, op.table, op.bias = address(packed), address(table), address(bias)
+    op.scales, op.offsets = address(found.scales), address(found.offsets)
+    op.scale_steps, op.offset_steps = address(found.scale_steps), address(found.offset_steps)
+    pointed_to = (packed, *vars(found).values(), table, bias)
+    return NativeLinear(op, [tensor for tensor in pointed_to if tensor is not None])
+
+
 def _is_unpadded(size: int, weight: QWeight, math: int) -> bool:
     """Whether the kernels compute groups of ``size`` inputs as they are."""
     if size == 8:
@@ -139,11 +163,11 @@ def _math(weight: QWeight, problem: LinearProblem) -> tuple[int, Tensor | None, 
     values = weight.table.float().contiguous()
     factor = _common_factor(values)
     integers = values / factor
-    if not problem.exact and weight.offsets is None:
+    if not problem.exact and not weight.has_offsets:
         for math, top in ((library.TABLE_OF_5_BITS, 16), (library.TABLE_OF_8_BITS, 128)):
             if -top <= integers.min() and integers.max() < top:
                 return math, (integers + top).to(torch.uint8), factor
-    if not problem.exact and weight.offsets is None:
+    if not problem.exact and not weight.has_offsets:
         factor = float(values.abs().max()) / 32767 or 1.0
         words = (values / factor).round().to(torch.int16)
         return library.TABLE_OF_16_BITS, words.view(torch.uint8).view(len(words), 2).T.flatten(), factor
@@ -189,7 +213,7 @@ def _group_size(weight: QWeight, math: int) -> int:
     no such sum.
     """
     size = weight.group_size
-    signed = weight.zeros is None and weight.offsets is None and (weight.bits == 8 or weight.table is not None)
+    signed = weight.zeros is None and not weight.has_offsets and (weight.bits == 8 or weight.table is not None)
     if math not in (library.EXACT, library.TABLE) or signed or size % BLOCK:
         return size
     parts = [part for part in range(BLOCK, MAX_GROUP + 1, BLOCK) if size % part == 0]
@@ -227,7 +251,7 @@ def _padded(values: Tensor, count: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, count - len(values))).contiguous()
 
 
-def _with_steps(values: Tensor | None, tiles: int, count: int) -> tuple[Tensor | None, Tensor | None]:
+def _with_steps(values: Tensor | None, count: int) -> tuple[Tensor | None, Tensor | None]:
     """Return values [N, groups] and their steps, for each ``count`` groups (0: without steps), as tiles.
 
     They take as few bytes as hold them exactly.
@@ -237,17 +261,14 @@ def _with_steps(values: Tensor | None, tiles: int, count: int) -> tuple[Tensor |
     values = narrow(values)
     found = in_steps(values, count) if count and values.dtype == torch.float32 else None
     if found is None:
-        return _tiled(values, tiles), None
-    return _tiled(found.integers, tiles, torch.int8), _tiled(found.steps, tiles)
+        return _tiled(values), None
+    return in_tiles(found.integers), in_tiles(found.steps)
 
 
-def _tiled(values: Tensor | None, tiles: int, *also: torch.dtype) -> Tensor | None:
+def _tiled(values: Tensor | None, *also: torch.dtype) -> Tensor | None:
     """Rearrange values [N, groups] -> [tiles, groups, 32], as float32 unless they are of a dtype of ``also`` or of a
     16-bit one; missing outputs are 0.
     """
     if values is None:
         return None
-    if values.dtype not in (torch.float16, torch.bfloat16, *also):
-        values = values.float()
-    values = torch.nn.functional.pad(values, (0, 0, 0, tiles * TILE - len(values)))
-    return values.view(tiles, TILE, -1).transpose(1, 2).contiguous()
+    return in_tiles(values if values.dtype in (torch.float16, torch.bfloat16, *also) else values.float())

@@ -121,7 +121,7 @@ class Ops(RecurrentOps):
             return RoundedInputs(self._linear(inner, count, uncut_n, weight.scheme), scale, weight.rounding)
         problem = weight.problem(self.dtype, self.device_type, self.exact, uncut_n if self.uniform else 0)
         module = self._bind(linear.IMPLEMENTATIONS, problem, scheme or weight.scheme, count)
-        return module.prepare(weight.to(self.device), problem)
+        return module.prepare(weight.to(self.device) if _reads_blocks(module) else weight.unpacked.to(self.device), problem)
 
     def quantized_embedding(self, weight: QWeight, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None] | None:
         """Bind the lookup of rows of a quantized weight [V, D], and if ``tied`` the output layer of the same weight.
@@ -256,6 +256,11 @@ class Ops(RecurrentOps):
         if operation in ("linear", "dense", "batched") and self.device_type == "cpu":
             self._row_multiple = max(self._row_multiple, getattr(module, "ROW_MULTIPLE", linear.ROW_MULTIPLE))
         return module
+
+
+def _reads_blocks(module: object) -> bool:
+    """Whether an implementation of linear layers takes a BlockWeight as it is."""
+    return bool(getattr(module, "READS_BLOCKS", False))
 
 
 class PlannedOps(Ops):

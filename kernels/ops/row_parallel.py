@@ -122,7 +122,7 @@ class RowParallelOps(ShardedOps):
         # The layer before computes its outputs in the order in which this one stores its inputs.
         inputs = torch.arange(first, end) if weight.perm is None else weight.perm[first:end].cpu()
         own = weight.with_inputs(first, end)
-        own = own if self.collective.rank == 0 else replace(own, bias=None)
+        own = own if self.collective.rank == 0 else own.with_bias(None)
         return ShardedLinear(weight, self._own(own, count, weight.n), self.collective.sum, inputs)
 
     def _rows(self, role: Column) -> Tensor | None:

@@ -105,6 +105,10 @@ class DenseWeight:
     def k(self) -> int:
         return self.weight.shape[1]
 
+    def with_bias(self, bias: Tensor | None) -> DenseWeight:
+        """Return the layer with another bias [N]."""
+        return DenseWeight(self.weight, bias)
+
     def with_rows(self, rows: Tensor) -> DenseWeight:
         """Return the layer with the rows ``rows`` [M] int64 of the weight, in this order."""
         rows = rows.to(self.weight.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from aiakq.errors import error
 from aiakq.formats.checks import finite
 from aiakq.formats.gguf.blocks import LAYOUTS
-from aiakq.formats.gguf.kinds import Kind
+from aiakq.formats.gguf.kinds import NUMBERS, Kind
+from aiakq.kernels.block_weight import BlockKind, BlockWeight
 from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import QWeight
 
@@ -25,6 +27,8 @@ PLAIN: Mapping[str, torch.dtype] = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
+#: Kinds that are always unpacked: ternary ones, whose codes have a zero point.
+_UNPACKED = ("TQ1_0", "TQ2_0")
 #: Number of values that are decoded at once.
 _STEP = 1 << 24
 
@@ -61,6 +65,47 @@ def read_weight(rows: Tensor, kind: Kind, name: str, bias: Tensor | None = None)
         table=torch.tensor(TABLES[layout.table]) if layout.table else None,
         offsets=None if offsets is None else finite(offsets, "weight", name).view(n, -1),
     )
+
+
+def read_blocks(rows: Tensor, kind: Kind, name: str, bias: Tensor | None = None) -> QWeight:
+    """Return and raise what ``read_weight`` does, as a BlockWeight, which is unpacked only where that is needed, if the
+    native kernels know the kind.
+    """
+    check_kind(kind, name)
+    if kind.name in _UNPACKED:
+        return read_weight(rows, kind, name, bias)
+    layout = LAYOUTS[kind.name]
+    _check_blocks(rows.reshape(len(rows), -1, kind.nbytes), layout.halves, name)
+    scheme = "lut4a16" if layout.table else f"w{layout.bits}a16"
+    offsets = layout.table is None and not layout.symmetric
+    known = BlockKind(
+        kind.name,
+        NUMBERS[kind.name],
+        kind.values,
+        kind.nbytes,
+        scheme,
+        layout.group_size,
+        layout.table,
+        offsets,
+        layout.halves,
+    )
+    return BlockWeight(rows, known, partial(read_weight, kind=kind, name=name), bias)
+
+
+def _check_blocks(blocks: Tensor, halves: tuple[int, ...], name: str) -> None:
+    """Raise ``not_finite`` if a number of blocks [N, B, bytes] is none: float16 at the bytes ``halves``, or, if there are
+    no such, a power of two in byte 0.
+    """
+    if not halves:
+        return _refuse(bool((blocks[:, :, 0] == 255).any()), name)
+    for at in halves:
+        bits = blocks.view(torch.int16)[:, :, at // 2] & 0x7FFF
+        _refuse(int(bits.max()) >= 0x7C00, name)
+
+
+def _refuse(wrong: bool, name: str) -> None:
+    if wrong:
+        finite(torch.tensor(torch.nan), "weight", name)
 
 
 def read_floats(rows: Tensor, kind: Kind, name: str, dtype: torch.dtype | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.blocks import LAYOUTS
-from aiakq.formats.gguf.decoding import PLAIN, check_kind, read_floats, read_weight
+from aiakq.formats.gguf.decoding import PLAIN, check_kind, read_blocks, read_floats
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf.kinds import KINDS, NUMBERS, Kind
 from aiakq.formats.gguf.linears import config_for
@@ -146,7 +146,7 @@ class ModelTensors:
             return None
         source = self.sources[name]
         rows = source.combine([self._part(part, lambda rows, kind: rows) for part in source.parts])
-        return read_weight(rows, self.file.tensors[source.parts[0].tensor].kind, name)
+        return read_blocks(rows, self.file.tensors[source.parts[0].tensor].kind, name)
 
     def experts(self, name: str) -> Iterator[QWeight] | None:
         """Yield the linears of the experts that are stacked in the tensor ``name``, one after the other; None if they
@@ -162,7 +162,7 @@ class ModelTensors:
 
     def _expert(self, source: TensorSource, kind: Kind, number: int, name: str) -> QWeight:
         parts = [self._part(replace(part, expert=number), lambda rows, kind: rows) for part in source.parts]
-        return read_weight(joined(parts), kind, name)
+        return read_blocks(joined(parts), kind, name)
 
     def _stack_kind(self, source: TensorSource) -> Kind | None:
         """Return the kind of blocks of a stack of experts, or None."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from aiakq.kernels.block_weight import BlockWeight
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
@@ -145,6 +146,8 @@ def concatenate(weights: Sequence[QWeight]) -> QWeight | None:
     first = weights[0]
     if len(weights) == 1:
         return first
+    if isinstance(first, BlockWeight):
+        return first.followed_by(weights[1:])
     if not all(same_scheme(weight, first) for weight in weights):
         return None
 

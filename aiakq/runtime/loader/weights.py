@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -167,7 +166,7 @@ class CheckpointWeights(LinearBuilder):
             return None
         if (weight.n, weight.k) == (vocab, width):
             self._release(vocab * width)
-            found = self.ops.quantized_embedding(weight if bias is None else replace(weight, bias=bias), tied)
+            found = self.ops.quantized_embedding(weight if bias is None else weight.with_bias(bias), tied)
             if found is not None:
                 return found
             self._decoded["embeddings are looked up in floats"] = vocab * width * self.ops.dtype.itemsize
@@ -199,7 +198,7 @@ class CheckpointWeights(LinearBuilder):
             bias = self._bias(name, n) if self.has(f"{name}.bias") else None
             return self.rounding.rounded(name, self._stored(f"{name}.weight", n, k), bias)
         self.checkpoint.shapes[source] = (n, k)
-        weight = self.checkpoint.read_linear(source)
+        weight = self.checkpoint.read_linear(source, packed=True)
         if (weight.n, weight.k) != (n, k):
             raise error(
                 "tensor_mismatch",

@@ -69,7 +69,7 @@ class GptOssBuilder(DecoderBuilder):
         packed = weights.packed_experts(name)
         if packed is not None:
             ordered = biases if order is None else biases[:, order]
-            experts = (replace(each, bias=bias) for each, bias in zip(packed, ordered, strict=True))
+            experts = (each.with_bias(bias) for each, bias in zip(packed, ordered, strict=True))
             return [weights.quantized([expert], role) for expert, role in zip(experts, roles, strict=True)]
         # Stored as [E, K, N].
         layers = [(each.T, bias) for each, bias in zip(weights.tensor(name, count, k, n), biases, strict=True)]

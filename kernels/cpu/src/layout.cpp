@@ -42,7 +42,7 @@ inline uint32_t four(const uint8_t* codes, int o) {
 // The bits of ``mask`` of operands ``first`` to ``first`` + ``count`` - 1, each ``step`` bits further left.
 inline uint32_t merged(const uint8_t* codes, int first, int count, int step, int right, uint32_t mask) {
   uint32_t word = 0;
-  for (int i = 0; i < count; i++) word |= (four(codes, first + i) >> right & mask) << i * step;
+  UNROLL for (int i = 0; i < count; i++) word |= (four(codes, first + i) >> right & mask) << i * step;
   return word;
 }
 
@@ -50,15 +50,15 @@ inline uint32_t merged(const uint8_t* codes, int first, int count, int step, int
 template <int BITS> void put_block(uint8_t* to, const uint8_t* codes) {
   const auto write = [&](int vector, uint32_t word) { memcpy(to + VECTOR_STRIDE * vector, &word, 4); };
   if (BITS == 8)
-    for (int o = 0; o < 8; o++) write(o, four(codes, o));
+    UNROLL for (int o = 0; o < 8; o++) write(o, four(codes, o));
   if (BITS == 2 || BITS == 3)
-    for (int vector = 0; vector < 2; vector++) write(vector, merged(codes, 4 * vector, 4, 2, 0, 0x03030303));
+    UNROLL for (int vector = 0; vector < 2; vector++) write(vector, merged(codes, 4 * vector, 4, 2, 0, 0x03030303));
   if (BITS == 3) write(2, merged(codes, 0, 8, 1, 2, 0x01010101));
   if (BITS >= 4 && BITS <= 6)
-    for (int vector = 0; vector < 4; vector++) write(vector, merged(codes, 2 * vector, 2, 4, 0, 0x0f0f0f0f));
+    UNROLL for (int vector = 0; vector < 4; vector++) write(vector, merged(codes, 2 * vector, 2, 4, 0, 0x0f0f0f0f));
   if (BITS == 5) write(4, merged(codes, 0, 8, 1, 4, 0x01010101));
   if (BITS == 6)
-    for (int vector = 0; vector < 2; vector++) write(4 + vector, merged(codes, 4 * vector, 4, 2, 4, 0x03030303));
+    UNROLL for (int vector = 0; vector < 2; vector++) write(4 + vector, merged(codes, 4 * vector, 4, 2, 4, 0x03030303));
 }
 
 void put_block(uint8_t* to, int bits, const uint8_t* codes) {
@@ -87,10 +87,229 @@ void transpose_words(const uint8_t* from, int64_t stride, int64_t rows, int64_t 
         memcpy(out + (i * TILE + row) * 4, from + row * stride + i * 4, 4);
 }
 
+// --- blocks of GGUF files ---------------------------------------------------------------------------------------------
+//
+// Facts from ggml-common.h and gguf-py's quants.py; aiakq/formats/gguf/blocks.py says what the fields mean. A kind has
+// VALUES inputs of one output in BYTES bytes, codes of BITS bits, and a scale for each GROUP inputs. ``codes`` writes the
+// 32 codes of a part, eight in each word. WIDE: scales and offsets are float16 numbers of the block, which are copied;
+// otherwise integers of 8 bits, which ``scale`` and ``offset`` return.
+
+constexpr uint64_t EVERY_BYTE = 0x0101010101010101;
+
+inline uint64_t load_eight(const uint8_t* at) {
+  uint64_t word;
+  memcpy(&word, at, 8);
+  return word;
+}
+
+// The BITS bits from bit ``shift`` on of the 32 bytes at ``at``, each moved to bit TO of a byte of its own.
+template <int BITS, int TO = 0> inline void add_fields(const uint8_t* at, int shift, uint64_t* words) {
+  UNROLL for (int i = 0; i < 4; i++)
+    words[i] |= (load_eight(at + 8 * i) >> shift & EVERY_BYTE * ((1 << BITS) - 1)) << TO;
+}
+
+// 32 codes of 4 bits in 16 bytes: the lower halves of all, then the upper ones.
+inline void halves_of_16(const uint8_t* at, uint64_t* words) {
+  UNROLL for (int i = 0; i < 4; i++) words[i] = load_eight(at + i % 2 * 8) >> i / 2 * 4 & EVERY_BYTE * 15;
+}
+
+// Adds bit i of the 4 bytes at ``at`` to code i as its bit 4.
+inline void add_fifth_bits(const uint8_t* at, uint64_t* words) {
+  UNROLL for (int i = 0; i < 4; i++) {
+    const uint64_t chosen = at[i] * EVERY_BYTE & 0x8040201008040201;
+    words[i] |= (chosen + EVERY_BYTE * 0x7f >> 7 & EVERY_BYTE) << 4;
+  }
+}
+
+struct OfFloats {
+  static constexpr bool WIDE = true, HAS_OFFSETS = false;
+  static constexpr int VALUES = 32, GROUP = 32, SCALE = 0, OFFSET = 2;
+};
+struct OfIntegers {
+  static constexpr bool WIDE = false, HAS_OFFSETS = false;
+  static constexpr int VALUES = 256, GROUP = 32;
+  static int8_t offset(const uint8_t*, int) { return 0; }
+};
+
+struct Q4_0 : OfFloats {
+  static constexpr int BYTES = 18, BITS = 4;
+  static void codes(const uint8_t* block, int, uint64_t* words) { halves_of_16(block + 2, words); }
+};
+struct Q4_1 : OfFloats {
+  static constexpr bool HAS_OFFSETS = true;
+  static constexpr int BYTES = 20, BITS = 4;
+  static void codes(const uint8_t* block, int, uint64_t* words) { halves_of_16(block + 4, words); }
+};
+struct Q5_0 : OfFloats {
+  static constexpr int BYTES = 22, BITS = 5;
+  static void codes(const uint8_t* block, int, uint64_t* words) {
+    halves_of_16(block + 6, words);
+    add_fifth_bits(block + 2, words);
+  }
+};
+struct Q5_1 : OfFloats {
+  static constexpr bool HAS_OFFSETS = true;
+  static constexpr int BYTES = 24, BITS = 5;
+  static void codes(const uint8_t* block, int, uint64_t* words) {
+    halves_of_16(block + 8, words);
+    add_fifth_bits(block + 4, words);
+  }
+};
+struct Q8_0 : OfFloats {
+  static constexpr int BYTES = 34, BITS = 8;
+  static void codes(const uint8_t* block, int, uint64_t* words) {
+    UNROLL for (int i = 0; i < 4; i++) words[i] = load_eight(block + 2 + 8 * i) ^ EVERY_BYTE * 0x80;
+  }
+};
+struct Q2_K : OfIntegers {
+  static constexpr bool HAS_OFFSETS = true;
+  static constexpr int BYTES = 84, BITS = 2, GROUP = 16;
+  static void codes(const uint8_t* block, int part, uint64_t* words) {
+    add_fields<2>(block + 16 + part / 4 * 32, part % 4 * 2, words);
+  }
+  static int8_t scale(const uint8_t* block, int group) { return block[group] & 15; }
+  static int8_t offset(const uint8_t* block, int group) { return block[group] >> 4; }
+};
+struct Q3_K : OfIntegers {
+  static constexpr int BYTES = 110, BITS = 3, GROUP = 16;
+  static void codes(const uint8_t* block, int part, uint64_t* words) {
+    add_fields<2>(block + 32 + part / 4 * 32, part % 4 * 2, words);
+    add_fields<1, 2>(block, part, words);
+  }
+  static int8_t scale(const uint8_t* block, int group) {
+    const uint8_t* packed = block + 96;
+    const int low = packed[group % 8] >> group / 8 * 4 & 15, high = packed[8 + group % 4] >> group / 4 * 2 & 3;
+    return low + 16 * high - 32;
+  }
+};
+
+// Scales and minima of 6 bits, 8 of each in 12 bytes.
+struct OfSixBits : OfIntegers {
+  static constexpr bool HAS_OFFSETS = true;
+  static int8_t scale(const uint8_t* block, int group) { return number(block + 4, 0, group); }
+  static int8_t offset(const uint8_t* block, int group) { return number(block + 4, 1, group); }
+  static int8_t number(const uint8_t* packed, int which, int group) {
+    const uint8_t first = packed[4 * which + group % 4];
+    if (group < 4) return first & 63;
+    return (packed[8 + group % 4] >> 4 * which & 15) + (first >> 6) * 16;
+  }
+};
+struct Q4_K : OfSixBits {
+  static constexpr int BYTES = 144, BITS = 4;
+  static void codes(const uint8_t* block, int part, uint64_t* words) {
+    add_fields<4>(block + 16 + part / 2 * 32, part % 2 * 4, words);
+  }
+};
+struct Q5_K : OfSixBits {
+  static constexpr int BYTES = 176, BITS = 5;
+  static void codes(const uint8_t* block, int part, uint64_t* words) {
+    add_fields<4>(block + 48 + part / 2 * 32, part % 2 * 4, words);
+    add_fields<1, 4>(block + 16, part, words);
+  }
+};
+struct Q6_K : OfIntegers {
+  static constexpr int BYTES = 210, BITS = 6, GROUP = 16;
+  static void codes(const uint8_t* block, int part, uint64_t* words) {
+    add_fields<4>(block + part / 4 * 64 + part % 2 * 32, part % 4 / 2 * 4, words);
+    add_fields<2, 4>(block + 128 + part / 4 * 32, part % 4 * 2, words);
+  }
+  static int8_t scale(const uint8_t* block, int group) { return (int8_t)block[192 + group]; }
+};
+struct IQ4_XS : OfIntegers {
+  static constexpr int BYTES = 136, BITS = 4;
+  static void codes(const uint8_t* block, int part, uint64_t* words) { halves_of_16(block + 8 + 16 * part, words); }
+  static int8_t scale(const uint8_t* block, int group) {
+    const int low = block[4 + group / 2] >> group % 2 * 4 & 15, high = block[2 + group / 4] >> group % 4 * 2 & 3;
+    return low + 16 * high - 32;
+  }
+};
+struct MXFP4 : OfFloats {  // without its scales, which are bytes
+  static constexpr int BYTES = 17, BITS = 4, SCALE = -1;
+  static void codes(const uint8_t* block, int, uint64_t* words) { halves_of_16(block + 1, words); }
+};
+
+// Where the values of a block go: see aiakq_pack_blocks.
+struct Packed {
+  int64_t n, k;
+  int adjacent;
+  uint8_t* tiles;
+  void *scales, *offsets;
+};
+
+// Writes the scales and offsets of row ``row`` in a block of ``Kind``, whose groups begin with ``first``.
+template <class Kind> void put_scales(const Packed& to, const uint8_t* block, int64_t tile, int row, int64_t first) {
+  const int64_t groups = to.k / Kind::GROUP;
+  for (int group = 0; group < Kind::VALUES / Kind::GROUP; group++) {
+    const int64_t at = (tile * groups + first + group) * TILE + row;
+    if constexpr (!Kind::WIDE) {
+      ((int8_t*)to.scales)[at] = Kind::scale(block, group);
+      if (Kind::HAS_OFFSETS) ((int8_t*)to.offsets)[at] = Kind::offset(block, group);
+    } else {
+      if (Kind::SCALE >= 0) memcpy((uint16_t*)to.scales + at, block + Kind::SCALE, 2);
+      if (Kind::HAS_OFFSETS) memcpy((uint16_t*)to.offsets + at, block + Kind::OFFSET, 2);
+    }
+  }
+}
+
+// Packs the rows of a tile, block after block, so that what is written stays in the cache.
+template <class Kind> void pack_tile(const Packed& to, const uint8_t* rows, int64_t tile) {
+  constexpr int PARTS = Kind::VALUES / BLOCK, BLOCK_BYTES = VECTOR_STRIDE * Kind::BITS;
+  const int64_t blocks = to.k / Kind::VALUES, stride = blocks * Kind::BYTES;
+  const int count = (int)min((int64_t)TILE, to.n - tile * TILE);
+  uint8_t* out = to.tiles + tile * blocks * PARTS * BLOCK_BYTES;
+  if (count < TILE || to.adjacent != 4) memset(out, 0, blocks * PARTS * BLOCK_BYTES);
+  for (int64_t b = 0; b < blocks; b++)
+    for (int row = 0; row < count; row++) {
+      const uint8_t* block = rows + (tile * TILE + row) * stride + b * Kind::BYTES;
+      put_scales<Kind>(to, block, tile, row, b * (Kind::VALUES / Kind::GROUP));
+      for (int part = 0; part < PARTS; part++) {
+        uint64_t words[4] = {};
+        Kind::codes(block, part, words);
+        uint8_t* half = out + (b * PARTS + part) * BLOCK_BYTES + row / 16 * 64;
+        const uint8_t* codes = (const uint8_t*)words;
+        if (to.adjacent == 4) put_block<Kind::BITS>(half + row % 16 * 4, codes);
+        else
+          for (int i = 0; i < BLOCK; i++)
+            put(half + place_in_vector(to.adjacent, row % 16, i % 4), Kind::BITS, i / 4, codes[i]);
+      }
+    }
+}
+
+template <class Kind> void pack_tiles(const Packed& to, const uint8_t* rows, int32_t threads) {
+  const int64_t count = ceil_div(to.n, TILE);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t tile = 0; tile < count; tile++) pack_tile<Kind>(to, rows, tile);
+}
+
 }  // namespace
 
 #pragma GCC visibility push(default)
 extern "C" {
+
+// Rows of blocks of a GGUF file [N, bytes of K values] -> tiles as from aiakq_pack_codes, without padding of inputs.
+// ``kind`` is ggml's number, ``math`` the LinearMath. Float16 scales and offsets or 8-bit integers go to ``scales`` and
+// ``offsets`` [ceil(N / 32), groups, 32], except those of MXFP4; missing outputs are left as they are there. Returns
+// whether the kind is known.
+bool aiakq_pack_blocks(const uint8_t* rows, int64_t n, int64_t k, int32_t kind, int32_t math, uint8_t* tiles,
+                       void* scales, void* offsets, int32_t threads) {
+  const Packed to = {n, k, adjacent_inputs(math), tiles, scales, offsets};
+  switch (kind) {
+    case 2:
+    case 20: pack_tiles<Q4_0>(to, rows, threads); return true;  // IQ4_NL is laid out like Q4_0
+    case 3: pack_tiles<Q4_1>(to, rows, threads); return true;
+    case 6: pack_tiles<Q5_0>(to, rows, threads); return true;
+    case 7: pack_tiles<Q5_1>(to, rows, threads); return true;
+    case 8: pack_tiles<Q8_0>(to, rows, threads); return true;
+    case 10: pack_tiles<Q2_K>(to, rows, threads); return true;
+    case 11: pack_tiles<Q3_K>(to, rows, threads); return true;
+    case 12: pack_tiles<Q4_K>(to, rows, threads); return true;
+    case 13: pack_tiles<Q5_K>(to, rows, threads); return true;
+    case 14: pack_tiles<Q6_K>(to, rows, threads); return true;
+    case 23: pack_tiles<IQ4_XS>(to, rows, threads); return true;
+    case 39: pack_tiles<MXFP4>(to, rows, threads); return true;
+    default: return false;
+  }
+}
 
 // codes [N, K] uint8 -> tiles [ceil(N / 32), blocks, bits, 2, 64] bytes. ``columns`` [blocks * 32] holds the column at
 // each position of a tile, -1 for padding. ``math`` is the LinearMath.
