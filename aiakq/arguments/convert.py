@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiakq.arguments.argument import argument
+from aiakq.arguments.byte_size import shard_bytes
 from aiakq.arguments.common import MODEL, revision_argument
 
 
@@ -56,5 +57,17 @@ class ConvertArguments:
         "the source's, or a smaller one where the format has one size for all layers.",
         metavar="N",
     )
+    max_shard_size: str | None = argument(
+        None,
+        "Largest size of a file of weights, like 5GB; a larger tensor is alone in its file. A GGUF file becomes "
+        "several, as llama-gguf-split makes them, unless all fits into one. If not given, 5GB in a folder, and one "
+        "GGUF file.",
+        metavar="SIZE",
+    )
     overwrite: bool = argument(False, "Replace the output folder if it exists.")
     revision: str | None = revision_argument()
+
+    @property
+    def max_shard_bytes(self) -> int | None:
+        """``max_shard_size`` in bytes. Raises ``bad_option``."""
+        return shard_bytes(self.max_shard_size)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiakq.arguments.argument import Argument, argument, rows_of
+from aiakq.arguments.byte_size import shard_bytes
 from aiakq.arguments.common import MODEL, revision_argument
 
 #: Values of -t -> the safetensors dtype.
@@ -147,6 +148,14 @@ class QuantizeArguments:
         "smooth_quant, fp8, mxfp4, nvfp4, gguf: round the weights with GPTQ. fp8, mxfp4 and nvfp4 do so by default if "
         "calibration data is given, gguf unless --no-gptq says otherwise.",
         group="method",
+    )
+    max_shard_size: str | None = argument(
+        None,
+        "Largest size of a file of weights, like 5GB; a larger tensor is alone in its file. A GGUF file becomes "
+        "several, as llama-gguf-split makes them, unless all fits into one. If not given, 5GB in a folder, and one "
+        "GGUF file.",
+        metavar="SIZE",
+        group="output",
     )
     gguf_type: str | None = argument(
         None,
@@ -327,6 +336,11 @@ class QuantizeArguments:
     )
     trust_remote_code: bool = argument(False, "Run Python code from the model folder.", group="model")
     revision: str | None = revision_argument()
+
+    @property
+    def max_shard_bytes(self) -> int | None:
+        """``max_shard_size`` in bytes. Raises ``bad_option``."""
+        return shard_bytes(self.max_shard_size)
 
 
 @dataclass(frozen=True, kw_only=True)

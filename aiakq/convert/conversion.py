@@ -114,7 +114,11 @@ class _Conversion:
     def run(self, started: float) -> ConversionReport:
         checkpoint, report = self.checkpoint, self.report
         with CheckpointWriter(
-            self.arguments.output, [checkpoint.path], self.arguments.overwrite, self._expected_bytes()
+            self.arguments.output,
+            [checkpoint.path],
+            self.arguments.overwrite,
+            self._expected_bytes(),
+            self.arguments.max_shard_bytes,
         ) as writer:
             self._write_tensors(writer)
             self._write_files(writer)

@@ -390,16 +390,17 @@ class Checkpoint:
     def read_linear(self, prefix: str, *, packed: bool = False) -> QWeight | formats.DecodedWeight:
         """Read one packed linear with N outputs and K inputs, with its bias [N] if it has one.
 
-        packed  whether it may be a BlockWeight, if its format has such.
+        packed  whether it may be a BlockWeight, of which nothing is read yet.
 
         Raises ``tensor_mismatch`` and ``not_finite``, which name the tensor.
         """
+        if packed and self.foreign is not None and (weight := self.foreign.blocks(f"{prefix}.weight")) is not None:
+            bias = f"{prefix}.bias"
+            return weight.with_bias(self.checked_tensor(bias)) if bias in self.inventory else weight
         tensors = {suffix: self.tensor(name) for suffix, name in self.linear_tensors(prefix).items()}
         spec = self.linear_spec(prefix)
-        format = formats.load(spec.format)
-        read = getattr(format, "read_packed", format.read) if packed else format.read
         try:
-            weight: QWeight | formats.DecodedWeight = read(tensors, spec, prefix)
+            weight: QWeight | formats.DecodedWeight = formats.load(spec.format).read(tensors, spec, prefix)
         except AiakqError as problem:
             if problem.id == "tensor_mismatch":
                 raise error("tensor_mismatch", **{**problem.fields, "path": str(self.path)}) from None

@@ -26,6 +26,8 @@ from aiakq.formats.output_folder import OutputFolder, sync_folder
 from aiakq.formats.safetensors_file import write_file
 from aiakq.formats.steps import STEP_PREFIX, CommittedStep, LazyTensors, whole_steps, write_synced
 
+#: Largest size of a shard unless another one is asked for.
+_MAX_SHARD_BYTES = 5_000_000_000
 _SCRATCH = "scratch"
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _FILE_NAME = re.compile(rf"({_NAME}/)?{_NAME}")
@@ -47,14 +49,14 @@ class CheckpointWriter:
         inputs: Iterable[str | Path] = (),
         overwrite: bool = False,
         expected_bytes: int = 0,
-        max_shard_bytes: int = 5_000_000_000,
+        max_shard_bytes: int | None = None,
         fingerprint: str = "",
         resume: bool = False,
         beside: str | None = None,
     ) -> None:
         self._output = OutputFolder(output, inputs, overwrite)
         self.expected_bytes = expected_bytes
-        self.max_shard_bytes = max_shard_bytes
+        self.max_shard_bytes = max_shard_bytes or _MAX_SHARD_BYTES
         self.fingerprint = fingerprint
         self.resume = resume and bool(fingerprint)
         #: The committed steps, in order; those of an earlier run come first.

@@ -38,6 +38,9 @@ class ForeignTensors(Protocol):
     def read(self, name: str) -> Tensor:
         """Return a tensor. Raises KeyError for an unknown name, ``model_malformed``, ``not_finite``."""
 
+    def blocks(self, name: str) -> QWeight | None:
+        """Return a packed linear [N, K] whose rows are not read yet; None for another tensor."""
+
     def table(self, name: str) -> QWeight | None:
         """Return a matrix [V, D] of floats as the blocks in which it is stored; None if it is not."""
 

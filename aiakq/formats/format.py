@@ -21,7 +21,6 @@ tensor ``bias`` [N] in every format, and not part of ``packed_shapes``. Besides 
     writer(config) -> None | name                      the program that wrote a config
     read_dimensions(headers, spec, read) -> Dimensions in place of ``dimensions`` where headers do not tell: ``read``
                                                        returns the tensor with a suffix
-    read_packed(tensors, spec, name) -> QWeight        what ``read`` returns as a BlockWeight (kernels/block_weight.py)
     described(headers, spec, name) -> QuantSpec        how one linear is stored, where files say it, and not the config
     unreadable(config, inventory) -> None | reason     why a checkpoint is not read, from its config.json and headers
 

@@ -64,6 +64,7 @@ class QuantizeOptions(QuantizeArguments):
             if not fine:
                 raise error("bad_option", option=option, value=value, expected=expected, hint="")
 
+        _ = self.max_shard_bytes
         bits = self.preset.bits
         offered = f"one of {', '.join(map(str, sorted(bits)))}, which {self.method} offers"
         need(self.bits is None or self.bits in bits, "--bits", self.bits, offered)

@@ -87,6 +87,7 @@ class _Run:
             inputs=[prepared.source],
             overwrite=options.overwrite,
             expected_bytes=prepared.expected_bytes(self.plan.spec),
+            max_shard_bytes=options.max_shard_bytes,
             fingerprint=prepared.fingerprint(self.plan.spec),
             resume=options.resume,
             beside=prepared.file_beside,

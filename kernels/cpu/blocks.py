@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.block_weight import BlockWeight
-from aiakq.kernels.cpu.library import load_library
+from aiakq.kernels.cpu.library import address, load_library
 from aiakq.kernels.cpu.scale_steps import narrow
-from aiakq.kernels.cpu.tiles import TILE, in_tiles
+from aiakq.kernels.cpu.tiles import TILE
+
 
 @dataclass(frozen=True)
 class BlockTiles:
-    """Scales and offsets [tiles, groups, 32], int8 with steps [tiles, steps, 32] float32, else float16 or bfloat16."""
+    """Scales and offsets [tiles, groups, 32], int8 with steps [tiles, steps, 32] float32, else 16-bit floats."""
 
     scales: Tensor
     offsets: Tensor | None
@@ -27,38 +28,34 @@ def pack_blocks(weight: BlockWeight, math: int, tiles: Tensor, factor: float) ->
 
     math    the LinearMath.
     factor  a power of two by which the scales are multiplied.
+
+    Raises what reading and unpacking the rows raises.
     """
     kind, n, k, count = weight.kind, weight.n, weight.k, -(-weight.n // TILE)
-    rows, has_steps = weight.rows.contiguous(), kind.values > kind.group_size
-    scales = torch.zeros(count, k // kind.group_size, TILE, dtype=torch.int8 if has_steps else torch.float16)
-    offsets = torch.zeros_like(scales) if kind.has_offsets else None
-    known = load_library().cdll.aiakq_pack_blocks(
-        rows.data_ptr(),
-        n,
-        k,
-        kind.number,
-        math,
-        tiles.data_ptr(),
-        scales.data_ptr(),
-        None if offsets is None else offsets.data_ptr(),
+    has_steps, exponents = kind.values > kind.group_size, kind.name == "MXFP4"
+    dtype = torch.int8 if has_steps else torch.uint8 if exponents else torch.float16
+    scales = torch.zeros(count, k // kind.group_size, TILE, dtype=dtype)
+    scale_steps = torch.zeros(count, k // kind.values, TILE, dtype=torch.float16) if has_steps else None
+    offsets, offset_steps = None, None
+    if kind.has_offsets:
+        offsets, offset_steps = torch.zeros_like(scales), None if scale_steps is None else torch.zeros_like(scale_steps)
+    rows, starts, files = weight.places()
+    failed = load_library().cdll.aiakq_pack_blocks(
+        *(address(values) for values in (rows, starts, files)),
+        *(n, k, kind.number, math),
+        *(address(values) for values in (tiles, scales, offsets, scale_steps, offset_steps)),
         torch.get_num_threads(),
     )
-    assert known, f"blocks of the kind {kind.name} are not packed"
-    blocks = rows.view(n, -1, kind.nbytes)
-    if not kind.halves:
-        powers = torch.exp2(blocks[:, :, 0].double() - 127).float()
-        scales = in_tiles(narrow(powers * factor))
+    if failed:
+        weight.raise_failure()
+    weight.check_unchanged()
+    if exponents:
+        scales = narrow(torch.exp2(scales.double() - 127).float() * factor)
     elif factor != 1 and not has_steps:
         scales = narrow(scales.float() * factor)
-    steps = [in_tiles(_half(blocks, at)) for at in kind.halves] if has_steps else []
     return BlockTiles(
         scales,
         offsets,
-        scale_steps=steps[0] * factor if steps else None,
-        offset_steps=-steps[1] if len(steps) == 2 else None,
+        scale_steps=None if scale_steps is None else scale_steps.float() * factor,
+        offset_steps=None if offset_steps is None else -offset_steps.float(),
     )
-
-
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """Return the float16 number at byte ``at`` of blocks [N, B, bytes] as float32 [N, B]."""
-    return blocks[:, :, at : at + 2].contiguous().view(torch.float16).squeeze(2).float()

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from ctypes import Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -45,6 +45,17 @@ _CONSTANTS = {name: number for number, name in enumerate(_MATH)} | {
 
 _C_TYPES = {"int32": c_int32, "int64": c_int64, "float": c_float, "double": c_double, "pointer": c_void_p}
 _LARGE_PAGE, _MADV_HUGEPAGE = 2**21, 14
+#: Exported function -> the types of its result and of its arguments.
+_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
+    "aiakq_isa": (c_char_p,),
+    "aiakq_use_isa": (c_bool, c_char_p),
+    "aiakq_ops": (c_char_p,),
+    "aiakq_scratch": (c_int64, c_void_p),
+    "aiakq_run": (None, c_void_p, c_int64, c_int32),
+    "aiakq_pack_codes": (None, c_void_p, *2 * [c_int64], *2 * [c_int32], c_void_p, c_int64, c_void_p, c_int32),
+    "aiakq_pack_blocks": (c_int32, *3 * [c_void_p], *2 * [c_int64], *2 * [c_int32], *5 * [c_void_p], c_int32),
+    "aiakq_pack_floats": (None, c_void_p, *2 * [c_int64], c_int32, c_bool, c_void_p, c_int32),
+}
 
 
 class LibraryMismatchError(OSError):
@@ -93,40 +104,7 @@ class NativeLibrary:
         cdll.aiakq_abi.restype = c_char_p
         if cdll.aiakq_abi().decode() not in (build.abi(), ""):
             raise LibraryMismatchError(f"{path} was built from other sources")
-        for name, result, *arguments in (
-            ("aiakq_isa", c_char_p),
-            ("aiakq_use_isa", c_bool, c_char_p),
-            ("aiakq_ops", c_char_p),
-            ("aiakq_scratch", c_int64, c_void_p),
-            ("aiakq_run", None, c_void_p, c_int64, c_int32),
-            (
-                "aiakq_pack_codes",
-                None,
-                c_void_p,
-                c_int64,
-                c_int64,
-                c_int32,
-                c_int32,
-                c_void_p,
-                c_int64,
-                c_void_p,
-                c_int32,
-            ),
-            (
-                "aiakq_pack_blocks",
-                c_bool,
-                c_void_p,
-                c_int64,
-                c_int64,
-                c_int32,
-                c_int32,
-                c_void_p,
-                c_void_p,
-                c_void_p,
-                c_int32,
-            ),
-            ("aiakq_pack_floats", None, c_void_p, c_int64, c_int64, c_int32, c_bool, c_void_p, c_int32),
-        ):
+        for name, (result, *arguments) in _FUNCTIONS.items():
             function = getattr(cdll, name)
             function.restype, function.argtypes = result, arguments
         description = json.loads(cdll.aiakq_ops())

@@ -122,7 +122,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
 
 
 def _of_blocks(weight: BlockWeight, math: int, table: Tensor | None, factor: float) -> NativeLinear:
-    """Return the layer of rows of blocks, whose codes and scales go to the tiles as ``prepare`` would put them there."""
+    """Return the layer of rows of blocks, with the tiles that ``prepare`` makes of the unpacked weight."""
     tiles, size = -(-weight.n // TILE), weight.group_size
     packed = library.empty_on_large_pages(tiles * weight.k // BLOCK * 2 * 64 * weight.bits, dtype=torch.uint8)
     found = pack_blocks(weight, math, packed, factor)

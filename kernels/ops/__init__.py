@@ -121,7 +121,9 @@ class Ops(RecurrentOps):
             return RoundedInputs(self._linear(inner, count, uncut_n, weight.scheme), scale, weight.rounding)
         problem = weight.problem(self.dtype, self.device_type, self.exact, uncut_n if self.uniform else 0)
         module = self._bind(linear.IMPLEMENTATIONS, problem, scheme or weight.scheme, count)
-        return module.prepare(weight.to(self.device) if _reads_blocks(module) else weight.unpacked.to(self.device), problem)
+        return module.prepare(
+            weight.to(self.device) if _reads_blocks(module) else weight.unpacked.to(self.device), problem
+        )
 
     def quantized_embedding(self, weight: QWeight, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None] | None:
         """Bind the lookup of rows of a quantized weight [V, D], and if ``tied`` the output layer of the same weight.

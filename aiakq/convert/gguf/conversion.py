@@ -5,11 +5,8 @@ One tensor of the file is in memory at a time. The file appears under its name w
 
 from __future__ import annotations
 
-import os
-import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -29,20 +26,20 @@ from aiakq.convert.gguf.file_types import (
     stays_float,
 )
 from aiakq.convert.gguf.metadata import check_keys, factor_tensors, model_keys, window_note
+from aiakq.convert.gguf.output_files import OutputFiles
+from aiakq.convert.gguf.output_files import checked_output as checked_output
 from aiakq.convert.gguf.proof import check_file
 from aiakq.convert.gguf.source import GGUFSource
 from aiakq.convert.gguf.vocabulary import vocabulary_keys
 from aiakq.convert.report import ConversionReport
 from aiakq.convert.tensors import check_tensors
-from aiakq.errors import AiakqError, error
+from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.gguf.writing import WrittenTensor, write_gguf
-from aiakq.formats.gguf_model.written import file_of
-from aiakq.formats.model_folder import PARTIAL_MARK, some_of
+from aiakq.formats.gguf.writing import WrittenTensor
+from aiakq.formats.model_folder import some_of
 from aiakq.runtime.config.model import ModelConfig
 
 OnProgress = Callable[[str, int, int, str], None]
-_SUFFIX = ".gguf"
 
 
 def convert_to_gguf(arguments: ConvertArguments, progress: OnProgress = lambda *_: None) -> ConversionReport:
@@ -66,26 +63,6 @@ def convert_to_gguf(arguments: ConvertArguments, progress: OnProgress = lambda *
         checkpoint.close()
 
 
-def checked_output(name: str, overwrite: bool, checkpoint: Checkpoint, option: str = "DIR") -> Path:
-    """Return the path of the new file. Raises ``bad_option``, and ``output_*`` for one that cannot be it."""
-    output = Path(name).expanduser().absolute()
-    try:
-        exists = output.exists()
-    except OSError as problem:
-        raise error("output_failed", path=str(output), reason=problem.strerror or str(problem)) from problem
-    if output.suffix.lower() != _SUFFIX or output.is_dir():
-        expected = "the name of a file that ends with .gguf"
-        raise error("bad_option", option=option, value=name, expected=expected, hint="")
-    if exists:
-        file = file_of(checkpoint.foreign)
-        files = [] if file is None else [checkpoint.weights_folder / name for name in file.files]
-        if any(each.exists() and output.samefile(each) for each in (*files, checkpoint.named_path)):
-            raise error("output_is_input", path=str(output))
-        if not overwrite:
-            raise error("output_exists", path=str(output))
-    return output
-
-
 class GGUFConversion:
     """One conversion. Its steps are methods, in execution order."""
 
@@ -98,6 +75,7 @@ class GGUFConversion:
         progress: OnProgress,
     ) -> None:
         self.source, self.output, self.progress = source, output, progress
+        self.limit = arguments.max_shard_size
         model, checkpoint = source.model, source.checkpoint
         self.kinds = self._kinds(wanted)
         matrices = [self.kinds[name] for name, tensor in source.tensors.items() if len(tensor.shape) > 1]
@@ -154,9 +132,9 @@ class GGUFConversion:
 
     def run(self, started: float) -> ConversionReport:
         source, report = self.source, self.report
-        with _partial(self.output) as partial:
-            report.bytes_after = write_gguf(partial, self.keys, self._tensors())
-            report.layers += check_file(partial, source, self.kinds, self.config, self.progress)
+        with OutputFiles(self.output, self.limit) as files:
+            first = files.write(self.keys, self._tensors())
+            report.layers += check_file(first, source, self.kinds, self.config, self.progress)
             if changed := source.checkpoint.changed_files():
                 raise error("source_changed", path=str(source.checkpoint.named_path), files=some_of(changed))
             report.bytes_before = source.checkpoint.nbytes
@@ -165,7 +143,7 @@ class GGUFConversion:
                     f"The source rounds the activations of {freed} layers as its scheme says; programs that read the "
                     "file round them in their own way, or not at all."
                 )
-            os.replace(partial, self.output)
+            report.output, report.bytes_after = str(files.publish()), files.nbytes
         report.record_cost(started)
         return report
 
@@ -186,22 +164,3 @@ class GGUFConversion:
             blocks = lambda name=name, number=number: contents(name, number)  # noqa: E731
             made[name] = WrittenTensor(self.kinds[name], tensor.shape, blocks)
         return made
-
-
-@contextmanager
-def _partial(output: Path) -> Iterator[Path]:
-    """Yield the path of a new file beside ``output``, which is removed unless it was renamed.
-
-    Raises ``output_failed`` for an OSError.
-    """
-    partial = output.parent / f".{output.name}{PARTIAL_MARK}{secrets.token_hex(6)}"
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-    except AiakqError:
-        raise
-    except OSError as problem:
-        raise error("output_failed", path=str(output), reason=problem.strerror or str(problem)) from problem
-    finally:
-        with suppress(OSError):  # a path that cannot exist cannot be removed either
-            partial.unlink()

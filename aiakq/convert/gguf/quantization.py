@@ -47,16 +47,16 @@ def quantize_to_gguf(options: QuantizeOptions, progress: OnProgress | None = Non
     try:
         report = quantize_prepared(prepared, spec, on_progress)
         with closing(Checkpoint.open(folder)) as written:
-            _write(options, written, prepared, wanted, output, on_progress)
+            file, report.bytes_after = _write(options, written, prepared, wanted, output, on_progress)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    report.output, report.bytes_after, report.format = str(output), output.stat().st_size, "gguf"
+    report.output, report.format = str(file), "gguf"
     report.scheme = f"{wanted.name}: {report.scheme}"
     report.command = report.command and report.command.replace(str(folder), options.output)
     if options.evaluate:
         from aiakq.formats.gguf_model.folder import gguf_folder
 
-        measure_quality(report, gguf_folder(output), output.parent, replace(prepared, options=options), on_progress)
+        measure_quality(report, gguf_folder(file), output.parent, replace(prepared, options=options), on_progress)
     report.record_cost(began)
     return report
 
@@ -68,15 +68,21 @@ def _write(
     wanted: FileType,
     output: Path,
     progress: OnProgress,
-) -> None:
-    """Write the folder of blocks as a GGUF file."""
+) -> tuple[Path, int]:
+    """Write the folder of blocks as a GGUF file, or several; return the path of the first, and all bytes."""
     name = prepared.checkpoint.named_path.name
     source = GGUFSource(written, ModelConfig.from_hf(written.config), lossy=False, name=name)
     arguments = ConvertArguments(
-        input=str(written.path), output=str(output), to="gguf", gguf_type=wanted.name, overwrite=options.overwrite
+        input=str(written.path),
+        output=str(output),
+        to="gguf",
+        gguf_type=wanted.name,
+        max_shard_size=options.max_shard_size,
+        overwrite=options.overwrite,
     )
 
     def report(stage: str, done: int, total: int, detail: str) -> None:
         progress(StageProgress(stage, done, total, detail))
 
-    GGUFConversion(arguments, source, wanted, output, report).run(time.monotonic())
+    done = GGUFConversion(arguments, source, wanted, output, report).run(time.monotonic())
+    return Path(done.output), done.bytes_after

@@ -37,17 +37,13 @@ class Unpacked:
 
 @dataclass(frozen=True)
 class Layout:
-    """How blocks of one kind are read: ``unpack`` takes [B, bytes] uint8.
-
-    halves  bytes at which float16 numbers are: that of the scales, and that of the offsets.
-    """
+    """How blocks of one kind are read: ``unpack`` takes [B, bytes] uint8."""
 
     bits: int
     group_size: int
     unpack: Callable[[Tensor], Unpacked]
     symmetric: bool = True
     table: str | None = None
-    halves: tuple[int, ...] = (0,)
 
     @property
     def spec(self) -> LayerSpec:
@@ -182,18 +178,18 @@ def _tq2_0(blocks: Tensor) -> Unpacked:
 #: Name of a kind -> how its blocks are read.
 LAYOUTS: Mapping[str, Layout] = {
     "Q4_0": Layout(4, 32, _q4_0),
-    "Q4_1": Layout(4, 32, _q4_1, symmetric=False, halves=(0, 2)),
+    "Q4_1": Layout(4, 32, _q4_1, symmetric=False),
     "Q5_0": Layout(5, 32, _q5_0),
-    "Q5_1": Layout(5, 32, _q5_1, symmetric=False, halves=(0, 2)),
+    "Q5_1": Layout(5, 32, _q5_1, symmetric=False),
     "Q8_0": Layout(8, 32, _q8_0),
-    "Q2_K": Layout(2, 16, _q2_k, symmetric=False, halves=(80, 82)),
-    "Q3_K": Layout(3, 16, _q3_k, halves=(108,)),
-    "Q4_K": Layout(4, 32, _q4_k, symmetric=False, halves=(0, 2)),
-    "Q5_K": Layout(5, 32, _q5_k, symmetric=False, halves=(0, 2)),
-    "Q6_K": Layout(6, 16, _q6_k, halves=(208,)),
+    "Q2_K": Layout(2, 16, _q2_k, symmetric=False),
+    "Q3_K": Layout(3, 16, _q3_k),
+    "Q4_K": Layout(4, 32, _q4_k, symmetric=False),
+    "Q5_K": Layout(5, 32, _q5_k, symmetric=False),
+    "Q6_K": Layout(6, 16, _q6_k),
     "IQ4_NL": Layout(4, 32, _iq4_nl, table="iq4_nl"),
     "IQ4_XS": Layout(4, 32, _iq4_xs, table="iq4_nl"),
-    "MXFP4": Layout(4, 32, _mxfp4, table="e2m1", halves=()),
-    "TQ1_0": Layout(2, 256, _tq1_0, symmetric=False, halves=(52,)),
-    "TQ2_0": Layout(2, 256, _tq2_0, symmetric=False, halves=(64,)),
+    "MXFP4": Layout(4, 32, _mxfp4, table="e2m1"),
+    "TQ1_0": Layout(2, 256, _tq1_0, symmetric=False),
+    "TQ2_0": Layout(2, 256, _tq2_0, symmetric=False),
 }

@@ -12,7 +12,7 @@ from aiakq.errors import error
 from aiakq.formats.checks import finite
 from aiakq.formats.gguf.blocks import LAYOUTS
 from aiakq.formats.gguf.kinds import NUMBERS, Kind
-from aiakq.kernels.block_weight import BlockKind, BlockWeight
+from aiakq.kernels.block_weight import BlockKind, BlockWeight, StoredRows
 from aiakq.kernels.tables import TABLES
 from aiakq.kernels.types import QWeight
 
@@ -67,45 +67,28 @@ def read_weight(rows: Tensor, kind: Kind, name: str, bias: Tensor | None = None)
     )
 
 
-def read_blocks(rows: Tensor, kind: Kind, name: str, bias: Tensor | None = None) -> QWeight:
-    """Return and raise what ``read_weight`` does, as a BlockWeight, which is unpacked only where that is needed, if the
-    native kernels know the kind.
+def read_blocks(rows: Tensor | StoredRows, kind: Kind, name: str, bias: Tensor | None = None) -> QWeight:
+    """Return what ``read_weight`` does as a BlockWeight, which is unpacked, or even read, only where that is needed.
+
+    rows  blocks [N, bytes of a row] uint8, or where they are.
+
+    Raises ``gguf_unsupported`` for a kind that is not read; what is wrong with the rows is raised when they are used.
     """
     check_kind(kind, name)
-    if kind.name in _UNPACKED:
-        return read_weight(rows, kind, name, bias)
     layout = LAYOUTS[kind.name]
-    _check_blocks(rows.reshape(len(rows), -1, kind.nbytes), layout.halves, name)
-    scheme = "lut4a16" if layout.table else f"w{layout.bits}a16"
-    offsets = layout.table is None and not layout.symmetric
+    if kind.name in _UNPACKED:
+        return read_weight(rows if isinstance(rows, Tensor) else rows.read(), kind, name, bias)
     known = BlockKind(
         kind.name,
         NUMBERS[kind.name],
         kind.values,
         kind.nbytes,
-        scheme,
-        layout.group_size,
-        layout.table,
-        offsets,
-        layout.halves,
+        scheme="lut4a16" if layout.table else f"w{layout.bits}a16",
+        group_size=layout.group_size,
+        table=layout.table,
+        has_offsets=not layout.symmetric,
     )
     return BlockWeight(rows, known, partial(read_weight, kind=kind, name=name), bias)
-
-
-def _check_blocks(blocks: Tensor, halves: tuple[int, ...], name: str) -> None:
-    """Raise ``not_finite`` if a number of blocks [N, B, bytes] is none: float16 at the bytes ``halves``, or, if there are
-    no such, a power of two in byte 0.
-    """
-    if not halves:
-        return _refuse(bool((blocks[:, :, 0] == 255).any()), name)
-    for at in halves:
-        bits = blocks.view(torch.int16)[:, :, at // 2] & 0x7FFF
-        _refuse(int(bits.max()) >= 0x7C00, name)
-
-
-def _refuse(wrong: bool, name: str) -> None:
-    if wrong:
-        finite(torch.tensor(torch.nan), "weight", name)
 
 
 def read_floats(rows: Tensor, kind: Kind, name: str, dtype: torch.dtype | None = None) -> Tensor:

@@ -37,7 +37,8 @@ _MAX_KEYS = 65_536
 _MAX_NAME = 256
 _MAX_ALIGNMENT = 1 << 16
 _MAX_DIMS = 4
-_MAX_FILES = 1000
+#: Limit of the files of a model.
+MAX_FILES = 1000
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 
 
@@ -132,11 +133,24 @@ class GGUFFile:
         tensor = self.tensors[name]
         end = tensor.rows if end is None else end
         assert 0 <= first <= end <= tensor.rows
-        stream = self._streams.get(tensor.file) or self._open(tensor.file)
         width = tensor.row_bytes
-        value = read_tensor(stream, TensorInfo("U8", (end - first, width), tensor.file, tensor.offset + first * width))
-        self._check_unchanged(tensor.file, stream.fileno())
+        return self.read_at(tensor.file, tensor.offset + first * width, end - first, width)
+
+    def read_at(self, file: str, offset: int, rows: int, width: int) -> Tensor:
+        """Read bytes of a file, as uint8 [rows, width]. Raises ``model_malformed``, see ``read``."""
+        descriptor = self.descriptor(file)
+        value = read_tensor(self._streams[file], TensorInfo("U8", (rows, width), file, offset))
+        self._check_unchanged(file, descriptor)
         return value
+
+    def descriptor(self, file: str) -> int:
+        """Return the descriptor of a file, which is open until ``close``.
+
+        Raises ``model_malformed`` if it has changed since its header was read.
+        """
+        stream = self._streams.get(file) or self._open(file)
+        self._check_unchanged(file, stream.fileno())
+        return stream.fileno()
 
     def changed_files(self) -> list[str]:
         """Return the files that were written, replaced or removed since their headers were read."""
@@ -173,7 +187,7 @@ def _files(path: Path) -> list[str]:
     if match is None:
         return [path.name]
     count = int(match["count"])
-    if not 1 <= int(match["number"]) <= count <= _MAX_FILES:
+    if not 1 <= int(match["number"]) <= count <= MAX_FILES:
         raise error("model_malformed", file=path.name, reason="its name says that it is a part that cannot exist")
     return [f"{match['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from aiakq.formats.checks import need, read_bias
 from aiakq.formats.config_values import read_names, read_object, unsupported
 from aiakq.formats.gguf.blocks import LAYOUTS
-from aiakq.formats.gguf.decoding import read_blocks, read_weight
+from aiakq.formats.gguf.decoding import read_weight
 from aiakq.formats.gguf.kinds import KINDS, NUMBERS, Kind
 from aiakq.formats.headers import Dimensions, Headers, Shapes, matrix
 from aiakq.kernels.types import QWeight
@@ -101,18 +101,9 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
 
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
     """Read one linear from its tensors, suffix -> tensor. Raises ``tensor_mismatch`` and ``not_finite``."""
-    return read_weight(*_parts(tensors, spec, name))
-
-
-def read_packed(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """Read what ``read`` does, as blocks that are unpacked only where that is needed."""
-    return read_blocks(*_parts(tensors, spec, name))
-
-
-def _parts(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> tuple[Tensor, Kind, str, Tensor | None]:
     stored = "weight_blocks" if "weight_blocks" in tensors else "weight"
     rows = need(tensors, stored, name, 2, torch.uint8)
-    return rows, kind_of(spec), name, read_bias(tensors, len(rows), name)
+    return read_weight(rows, kind_of(spec), name, read_bias(tensors, len(rows), name))
 
 
 def kind_of(spec: QuantSpec) -> Kind:

@@ -20,6 +20,7 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.blocks import LAYOUTS
 from aiakq.formats.gguf.decoding import PLAIN, check_kind, read_blocks, read_floats
 from aiakq.formats.gguf.file import GGUFFile
+from aiakq.formats.gguf.file_rows import FileRows
 from aiakq.formats.gguf.kinds import KINDS, NUMBERS, Kind
 from aiakq.formats.gguf.linears import config_for
 from aiakq.formats.gguf_model import tensor_names
@@ -144,9 +145,22 @@ class ModelTensors:
         """
         if self._table_kind(name) is None:
             return None
-        source = self.sources[name]
-        rows = source.combine([self._part(part, lambda rows, kind: rows) for part in source.parts])
-        return read_blocks(rows, self.file.tensors[source.parts[0].tensor].kind, name)
+        return self._blocks(name, self.sources[name])
+
+    def blocks(self, name: str) -> QWeight | None:
+        """Return the packed linear ``name`` [N, K], whose rows are not read yet; None for another tensor."""
+        if not isinstance(self.inventory.get(name), BlockInfo):
+            return None
+        return self._blocks(name, self.sources[name])
+
+    def _blocks(self, name: str, source: TensorSource) -> QWeight:
+        """Return a source of rows of blocks of one kind."""
+        first = self.file.tensors[source.parts[0].tensor]
+        starts = []
+        for part in source.parts:
+            shape, every = self.file.tensors[part.tensor].shape, FileRows.of(self.file, part.tensor).starts
+            starts.append(part.of(every.view(*shape[:-1], 1)))
+        return read_blocks(FileRows(self.file, joined(starts).squeeze(1), first.row_bytes), first.kind, name)
 
     def experts(self, name: str) -> Iterator[QWeight] | None:
         """Yield the linears of the experts that are stacked in the tensor ``name``, one after the other; None if they
@@ -155,14 +169,14 @@ class ModelTensors:
         Outputs are in the order of the file's tensors: all of the gate, then all of the up projection. Raises KeyError
         for an unknown name, ``not_finite``.
         """
-        source, kind = self.sources[name], self._stack_kind(self.sources[name])
-        if not source.experts or kind is None:
+        source = self.sources[name]
+        if not source.experts or self._stack_kind(source) is None:
             return None
-        return (self._expert(source, kind, number, name) for number in range(self.inventory[name].shape[0]))
+        return (self._expert(source, number, name) for number in range(self.inventory[name].shape[0]))
 
-    def _expert(self, source: TensorSource, kind: Kind, number: int, name: str) -> QWeight:
-        parts = [self._part(replace(part, expert=number), lambda rows, kind: rows) for part in source.parts]
-        return read_blocks(joined(parts), kind, name)
+    def _expert(self, source: TensorSource, number: int, name: str) -> QWeight:
+        parts = tuple(replace(part, expert=number) for part in source.parts)
+        return self._blocks(name, replace(source, parts=parts))
 
     def _stack_kind(self, source: TensorSource) -> Kind | None:
         """Return the kind of blocks of a stack of experts, or None."""

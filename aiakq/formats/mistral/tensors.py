@@ -180,6 +180,9 @@ class MistralTensors:
             return tensor.view(torch.uint8)[order].view(tensor.dtype)
         return tensor[order]
 
+    def blocks(self, name: str) -> None:
+        """See ForeignTensors: there are no blocks."""
+
     def table(self, name: str) -> None:
         """Return nothing: no matrix is stored as blocks."""
 

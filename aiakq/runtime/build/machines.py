@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from aiakq.arguments.byte_size import byte_size
 from aiakq.errors import error
 
 
@@ -47,7 +48,6 @@ _GPUS: dict[str, tuple[float, str]] = {
     "RTX 5090": (32, "NVIDIA GeForce RTX 5090 specifications"),
     "RTX A6000": (48, "NVIDIA RTX A6000 data sheet"),
 }
-_UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20, "tb": 10**12, "tib": 2**40}
 
 
 def machine(word: str, here: int) -> Machine:
@@ -57,9 +57,9 @@ def machine(word: str, here: int) -> Machine:
     """
     if word.strip().lower() == "here":
         return Machine("here", here, "free memory of this machine, measured now")
-    size = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?([kmgt]i?b)", word.strip().lower())
-    if size is not None and size[2] in _UNITS and float(size[1]) > 0:
-        return Machine(word.strip(), int(float(size[1]) * _UNITS[size[2]]), "as given")
+    size = byte_size(word)
+    if size is not None:
+        return Machine(word.strip(), size, "as given")
     names = {_key(name): name for name in _GPUS}
     name = names.get(_key(word))
     if name is None:

@@ -2,8 +2,13 @@
 
 #include "layout.h"
 
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "common.h"
 #include "ops.h"
@@ -91,8 +96,8 @@ void transpose_words(const uint8_t* from, int64_t stride, int64_t rows, int64_t 
 //
 // Facts from ggml-common.h and gguf-py's quants.py; aiakq/formats/gguf/blocks.py says what the fields mean. A kind has
 // VALUES inputs of one output in BYTES bytes, codes of BITS bits, and a scale for each GROUP inputs. ``codes`` writes the
-// 32 codes of a part, eight in each word. WIDE: scales and offsets are float16 numbers of the block, which are copied;
-// otherwise integers of 8 bits, which ``scale`` and ``offset`` return.
+// 32 codes of a part, eight in each word. D and M are the bytes at which a block has float16 numbers, -1 for none: its
+// scale and offset or, if it has several groups, the steps of theirs, which ``scale`` and ``offset`` return as integers.
 
 constexpr uint64_t EVERY_BYTE = 0x0101010101010101;
 
@@ -121,57 +126,51 @@ inline void add_fifth_bits(const uint8_t* at, uint64_t* words) {
   }
 }
 
-struct OfFloats {
-  static constexpr bool WIDE = true, HAS_OFFSETS = false;
-  static constexpr int VALUES = 32, GROUP = 32, SCALE = 0, OFFSET = 2;
+struct OneGroup {
+  static constexpr int VALUES = 32, GROUP = 32, D = 0, M = -1;
 };
-struct OfIntegers {
-  static constexpr bool WIDE = false, HAS_OFFSETS = false;
-  static constexpr int VALUES = 256, GROUP = 32;
-  static int8_t offset(const uint8_t*, int) { return 0; }
+struct ManyGroups {
+  static constexpr int VALUES = 256, GROUP = 32, D = 0, M = -1;
 };
 
-struct Q4_0 : OfFloats {
+struct Q4_0 : OneGroup {
   static constexpr int BYTES = 18, BITS = 4;
   static void codes(const uint8_t* block, int, uint64_t* words) { halves_of_16(block + 2, words); }
 };
-struct Q4_1 : OfFloats {
-  static constexpr bool HAS_OFFSETS = true;
-  static constexpr int BYTES = 20, BITS = 4;
+struct Q4_1 : OneGroup {
+  static constexpr int BYTES = 20, BITS = 4, M = 2;
   static void codes(const uint8_t* block, int, uint64_t* words) { halves_of_16(block + 4, words); }
 };
-struct Q5_0 : OfFloats {
+struct Q5_0 : OneGroup {
   static constexpr int BYTES = 22, BITS = 5;
   static void codes(const uint8_t* block, int, uint64_t* words) {
     halves_of_16(block + 6, words);
     add_fifth_bits(block + 2, words);
   }
 };
-struct Q5_1 : OfFloats {
-  static constexpr bool HAS_OFFSETS = true;
-  static constexpr int BYTES = 24, BITS = 5;
+struct Q5_1 : OneGroup {
+  static constexpr int BYTES = 24, BITS = 5, M = 2;
   static void codes(const uint8_t* block, int, uint64_t* words) {
     halves_of_16(block + 8, words);
     add_fifth_bits(block + 4, words);
   }
 };
-struct Q8_0 : OfFloats {
+struct Q8_0 : OneGroup {
   static constexpr int BYTES = 34, BITS = 8;
   static void codes(const uint8_t* block, int, uint64_t* words) {
     UNROLL for (int i = 0; i < 4; i++) words[i] = load_eight(block + 2 + 8 * i) ^ EVERY_BYTE * 0x80;
   }
 };
-struct Q2_K : OfIntegers {
-  static constexpr bool HAS_OFFSETS = true;
-  static constexpr int BYTES = 84, BITS = 2, GROUP = 16;
+struct Q2_K : ManyGroups {
+  static constexpr int BYTES = 84, BITS = 2, GROUP = 16, D = 80, M = 82;
   static void codes(const uint8_t* block, int part, uint64_t* words) {
     add_fields<2>(block + 16 + part / 4 * 32, part % 4 * 2, words);
   }
   static int8_t scale(const uint8_t* block, int group) { return block[group] & 15; }
   static int8_t offset(const uint8_t* block, int group) { return block[group] >> 4; }
 };
-struct Q3_K : OfIntegers {
-  static constexpr int BYTES = 110, BITS = 3, GROUP = 16;
+struct Q3_K : ManyGroups {
+  static constexpr int BYTES = 110, BITS = 3, GROUP = 16, D = 108;
   static void codes(const uint8_t* block, int part, uint64_t* words) {
     add_fields<2>(block + 32 + part / 4 * 32, part % 4 * 2, words);
     add_fields<1, 2>(block, part, words);
@@ -184,8 +183,8 @@ struct Q3_K : OfIntegers {
 };
 
 // Scales and minima of 6 bits, 8 of each in 12 bytes.
-struct OfSixBits : OfIntegers {
-  static constexpr bool HAS_OFFSETS = true;
+struct OfSixBits : ManyGroups {
+  static constexpr int M = 2;
   static int8_t scale(const uint8_t* block, int group) { return number(block + 4, 0, group); }
   static int8_t offset(const uint8_t* block, int group) { return number(block + 4, 1, group); }
   static int8_t number(const uint8_t* packed, int which, int group) {
@@ -207,15 +206,15 @@ struct Q5_K : OfSixBits {
     add_fields<1, 4>(block + 16, part, words);
   }
 };
-struct Q6_K : OfIntegers {
-  static constexpr int BYTES = 210, BITS = 6, GROUP = 16;
+struct Q6_K : ManyGroups {
+  static constexpr int BYTES = 210, BITS = 6, GROUP = 16, D = 208;
   static void codes(const uint8_t* block, int part, uint64_t* words) {
     add_fields<4>(block + part / 4 * 64 + part % 2 * 32, part % 4 / 2 * 4, words);
     add_fields<2, 4>(block + 128 + part / 4 * 32, part % 4 * 2, words);
   }
   static int8_t scale(const uint8_t* block, int group) { return (int8_t)block[192 + group]; }
 };
-struct IQ4_XS : OfIntegers {
+struct IQ4_XS : ManyGroups {
   static constexpr int BYTES = 136, BITS = 4;
   static void codes(const uint8_t* block, int part, uint64_t* words) { halves_of_16(block + 8 + 16 * part, words); }
   static int8_t scale(const uint8_t* block, int group) {
@@ -223,49 +222,91 @@ struct IQ4_XS : OfIntegers {
     return low + 16 * high - 32;
   }
 };
-struct MXFP4 : OfFloats {  // without its scales, which are bytes
-  static constexpr int BYTES = 17, BITS = 4, SCALE = -1;
+struct MXFP4 : OneGroup {  // its scale is an exponent of 8 bits, the first byte
+  static constexpr int BYTES = 17, BITS = 4, D = -1;
   static void codes(const uint8_t* block, int, uint64_t* words) { halves_of_16(block + 1, words); }
 };
 
-// Where the values of a block go: see aiakq_pack_blocks.
+// Where rows of blocks are: one after the other in memory, or in files: row r in file starts[r] >> 48, from the byte on
+// that the lower bits say. ``width`` is the bytes of a row.
+struct Rows {
+  const uint8_t* memory;
+  const int64_t* starts;
+  const int32_t* files;
+  int64_t width;
+
+  // Returns ``count`` rows, which are read to ``buffer`` if they are in files; null if that fails.
+  const uint8_t* fetch(int64_t first, int64_t count, uint8_t* buffer) const {
+    if (memory) return memory + first * width;
+    for (int64_t row = 0, end; row < count; row = end) {
+      const int64_t start = starts[first + row];
+      for (end = row + 1; end < count && starts[first + end] == start + (end - row) * width;) end++;
+      const int64_t position = start & (((int64_t)1 << 48) - 1), bytes = (end - row) * width;
+      for (int64_t done = 0; done < bytes;) {
+        const auto got = pread(files[start >> 48], buffer + row * width + done, bytes - done, position + done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return nullptr;
+        done += got;
+      }
+    }
+    return buffer;
+  }
+};
+
+// Where their values go: see aiakq_pack_blocks.
 struct Packed {
   int64_t n, k;
   int adjacent;
   uint8_t* tiles;
-  void *scales, *offsets;
+  uint8_t *scales, *offsets;
+  uint16_t *scale_steps, *offset_steps;
 };
 
-// Writes the scales and offsets of row ``row`` in a block of ``Kind``, whose groups begin with ``first``.
-template <class Kind> void put_scales(const Packed& to, const uint8_t* block, int64_t tile, int row, int64_t first) {
-  const int64_t groups = to.k / Kind::GROUP;
-  for (int group = 0; group < Kind::VALUES / Kind::GROUP; group++) {
-    const int64_t at = (tile * groups + first + group) * TILE + row;
-    if constexpr (!Kind::WIDE) {
-      ((int8_t*)to.scales)[at] = Kind::scale(block, group);
-      if (Kind::HAS_OFFSETS) ((int8_t*)to.offsets)[at] = Kind::offset(block, group);
-    } else {
-      if (Kind::SCALE >= 0) memcpy((uint16_t*)to.scales + at, block + Kind::SCALE, 2);
-      if (Kind::HAS_OFFSETS) memcpy((uint16_t*)to.offsets + at, block + Kind::OFFSET, 2);
+// Copies the float16 number at ``from``; returns whether it is finite.
+inline bool put_half(uint16_t* to, const uint8_t* from) {
+  memcpy(to, from, 2);
+  return (*to & 0x7c00) != 0x7c00;
+}
+
+// Writes the scales and offsets of row ``row`` in block ``number`` of a row; returns whether they are finite.
+template <class Kind>
+bool put_scales(const Packed& to, const uint8_t* block, int64_t tile, int row, int64_t number) {
+  constexpr int COUNT = Kind::VALUES / Kind::GROUP;
+  const int64_t at = (tile * (to.k / Kind::VALUES) + number) * TILE + row;
+  if constexpr (Kind::D < 0) {
+    to.scales[at] = block[0];
+    return block[0] != 255;
+  } else if constexpr (COUNT == 1) {
+    return put_half((uint16_t*)to.scales + at, block + Kind::D) &
+           (Kind::M < 0 || put_half((uint16_t*)to.offsets + at, block + Kind::M));
+  } else {
+    for (int group = 0; group < COUNT; group++) {
+      const int64_t place = ((tile * (to.k / Kind::VALUES) + number) * COUNT + group) * TILE + row;
+      to.scales[place] = (uint8_t)Kind::scale(block, group);
+      if constexpr (Kind::M >= 0) to.offsets[place] = (uint8_t)Kind::offset(block, group);
     }
+    return put_half(to.scale_steps + at, block + Kind::D) &
+           (Kind::M < 0 || put_half(to.offset_steps + at, block + Kind::M));
   }
 }
 
-// Packs the rows of a tile, block after block, so that what is written stays in the cache.
-template <class Kind> void pack_tile(const Packed& to, const uint8_t* rows, int64_t tile) {
+// Packs the rows of a tile, block after block, so that what is written stays in the cache. Returns whether all numbers
+// are finite.
+template <class Kind> bool pack_tile(const Packed& to, const uint8_t* rows, int64_t tile, int64_t width) {
   constexpr int PARTS = Kind::VALUES / BLOCK, BLOCK_BYTES = VECTOR_STRIDE * Kind::BITS;
-  const int64_t blocks = to.k / Kind::VALUES, stride = blocks * Kind::BYTES;
+  const int64_t blocks = to.k / Kind::VALUES;
   const int count = (int)min((int64_t)TILE, to.n - tile * TILE);
   uint8_t* out = to.tiles + tile * blocks * PARTS * BLOCK_BYTES;
   if (count < TILE || to.adjacent != 4) memset(out, 0, blocks * PARTS * BLOCK_BYTES);
-  for (int64_t b = 0; b < blocks; b++)
+  bool finite = true;
+  for (int64_t number = 0; number < blocks; number++)
     for (int row = 0; row < count; row++) {
-      const uint8_t* block = rows + (tile * TILE + row) * stride + b * Kind::BYTES;
-      put_scales<Kind>(to, block, tile, row, b * (Kind::VALUES / Kind::GROUP));
+      const uint8_t* block = rows + row * width + number * Kind::BYTES;
+      finite &= put_scales<Kind>(to, block, tile, row, number);
       for (int part = 0; part < PARTS; part++) {
         uint64_t words[4] = {};
         Kind::codes(block, part, words);
-        uint8_t* half = out + (b * PARTS + part) * BLOCK_BYTES + row / 16 * 64;
+        uint8_t* half = out + (number * PARTS + part) * BLOCK_BYTES + row / 16 * 64;
         const uint8_t* codes = (const uint8_t*)words;
         if (to.adjacent == 4) put_block<Kind::BITS>(half + row % 16 * 4, codes);
         else
@@ -273,12 +314,26 @@ template <class Kind> void pack_tile(const Packed& to, const uint8_t* rows, int6
             put(half + place_in_vector(to.adjacent, row % 16, i % 4), Kind::BITS, i / 4, codes[i]);
       }
     }
+  return finite;
 }
 
-template <class Kind> void pack_tiles(const Packed& to, const uint8_t* rows, int32_t threads) {
+enum PackStatus { PACKED, UNKNOWN_KIND, NOT_READ, NOT_FINITE };
+
+template <class Kind> int32_t pack_tiles(const Packed& to, Rows rows, int32_t threads) {
   const int64_t count = ceil_div(to.n, TILE);
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t tile = 0; tile < count; tile++) pack_tile<Kind>(to, rows, tile);
+  rows.width = to.k / Kind::VALUES * Kind::BYTES;
+  std::atomic<int32_t> status{PACKED};
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<uint8_t> buffer(rows.memory ? 0 : TILE * rows.width);
+#pragma omp for schedule(dynamic, 8)
+    for (int64_t tile = 0; tile < count; tile++) {
+      const uint8_t* found = rows.fetch(tile * TILE, min((int64_t)TILE, to.n - tile * TILE), buffer.data());
+      if (!found) status = NOT_READ;
+      else if (!pack_tile<Kind>(to, found, tile, rows.width)) status = NOT_FINITE;
+    }
+  }
+  return status;
 }
 
 }  // namespace
@@ -286,28 +341,30 @@ template <class Kind> void pack_tiles(const Packed& to, const uint8_t* rows, int
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Rows of blocks of a GGUF file [N, bytes of K values] -> tiles as from aiakq_pack_codes, without padding of inputs.
-// ``kind`` is ggml's number, ``math`` the LinearMath. Float16 scales and offsets or 8-bit integers go to ``scales`` and
-// ``offsets`` [ceil(N / 32), groups, 32], except those of MXFP4; missing outputs are left as they are there. Returns
-// whether the kind is known.
-bool aiakq_pack_blocks(const uint8_t* rows, int64_t n, int64_t k, int32_t kind, int32_t math, uint8_t* tiles,
-                       void* scales, void* offsets, int32_t threads) {
-  const Packed to = {n, k, adjacent_inputs(math), tiles, scales, offsets};
+// Rows of blocks of a GGUF file [N, bytes of K values], at ``rows`` or, if that is null, in ``files`` (Rows), -> tiles as
+// from aiakq_pack_codes, without padding of inputs. ``kind`` is ggml's number, ``math`` the LinearMath. Scales and
+// offsets go to [ceil(N / 32), groups, 32]: float16 numbers, the exponents of MXFP4, or integers of 8 bits with steps
+// [ceil(N / 32), steps, 32] float16. What belongs to missing outputs is not written. Returns a PackStatus.
+int32_t aiakq_pack_blocks(const uint8_t* rows, const int64_t* starts, const int32_t* files, int64_t n, int64_t k,
+                          int32_t kind, int32_t math, uint8_t* tiles, uint8_t* scales, uint8_t* offsets,
+                          uint16_t* scale_steps, uint16_t* offset_steps, int32_t threads) {
+  const Packed to = {n, k, adjacent_inputs(math), tiles, scales, offsets, scale_steps, offset_steps};
+  const Rows from = {rows, starts, files, 0};
   switch (kind) {
     case 2:
-    case 20: pack_tiles<Q4_0>(to, rows, threads); return true;  // IQ4_NL is laid out like Q4_0
-    case 3: pack_tiles<Q4_1>(to, rows, threads); return true;
-    case 6: pack_tiles<Q5_0>(to, rows, threads); return true;
-    case 7: pack_tiles<Q5_1>(to, rows, threads); return true;
-    case 8: pack_tiles<Q8_0>(to, rows, threads); return true;
-    case 10: pack_tiles<Q2_K>(to, rows, threads); return true;
-    case 11: pack_tiles<Q3_K>(to, rows, threads); return true;
-    case 12: pack_tiles<Q4_K>(to, rows, threads); return true;
-    case 13: pack_tiles<Q5_K>(to, rows, threads); return true;
-    case 14: pack_tiles<Q6_K>(to, rows, threads); return true;
-    case 23: pack_tiles<IQ4_XS>(to, rows, threads); return true;
-    case 39: pack_tiles<MXFP4>(to, rows, threads); return true;
-    default: return false;
+    case 20: return pack_tiles<Q4_0>(to, from, threads);  // IQ4_NL is laid out like Q4_0
+    case 3: return pack_tiles<Q4_1>(to, from, threads);
+    case 6: return pack_tiles<Q5_0>(to, from, threads);
+    case 7: return pack_tiles<Q5_1>(to, from, threads);
+    case 8: return pack_tiles<Q8_0>(to, from, threads);
+    case 10: return pack_tiles<Q2_K>(to, from, threads);
+    case 11: return pack_tiles<Q3_K>(to, from, threads);
+    case 12: return pack_tiles<Q4_K>(to, from, threads);
+    case 13: return pack_tiles<Q5_K>(to, from, threads);
+    case 14: return pack_tiles<Q6_K>(to, from, threads);
+    case 23: return pack_tiles<IQ4_XS>(to, from, threads);
+    case 39: return pack_tiles<MXFP4>(to, from, threads);
+    default: return UNKNOWN_KIND;
   }
 }
 

@@ -251,3 +251,32 @@ def test_a_path_that_cannot_exist_is_refused_and_nothing_is_left(name, tiny_mode
     with pytest.raises(AiakqError) as refused:
         convert(tiny_model("LlamaForCausalLM"), tmp_path / name, "f16")
     assert refused.value.id == "output_failed" and sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_is_written_in_parts_that_replace_the_ones_before(tiny_model, tmp_path):
+    source, output = tiny_model("LlamaForCausalLM"), tmp_path / "out" / "m.gguf"
+    whole = convert(source, output)
+    assert whole.output == str(output)
+    with pytest.raises(AiakqError, match="already exists"):
+        convert(source, output, max_shard_size="0.1MB")
+    split = convert(source, output, max_shard_size="0.1MB", overwrite=True)
+    parts = sorted(output.parent.iterdir())
+    assert len(parts) > 1 and split.output == str(parts[0]) and not output.exists()
+    assert split.bytes_after == sum(path.stat().st_size for path in parts)
+    with pytest.raises(AiakqError, match="already exists"):
+        convert(source, output)
+    with pytest.raises(AiakqError, match="is the input"):
+        convert(parts[0], output, overwrite=True)
+    one, other = GGUFFile.open(parts[0]), Checkpoint.open(source)
+    assert len(one.tensors) == len(other.inventory)
+    convert(source, output, overwrite=True)
+    assert list(output.parent.iterdir()) == [output]
+
+
+def test_shards_of_a_folder_have_the_size_that_is_asked_for(tiny_model, tmp_path):
+    file = tmp_path / "m.gguf"
+    convert(tiny_model("LlamaForCausalLM"), file, "q8_0")
+    convert(file, tmp_path / "folder", to="bf16", max_shard_size="0.1MB")
+    assert len(list((tmp_path / "folder").glob("*.safetensors"))) > 1
+    with pytest.raises(AiakqError, match="--max-shard-size"):
+        convert(file, tmp_path / "other", to="bf16", max_shard_size="many")

@@ -145,3 +145,20 @@ def test_names_and_types_that_cannot_be_are_refused(tiny_model, tmp_path: Path) 
         quantize_checkpoint(options(source, tmp_path / "out.gguf"))
     with pytest.raises(AiakqError, match="gguf-type"):
         QuantizeOptions(str(source), "out", "gptq", gguf_type="q4_0")
+
+
+def test_a_file_in_parts_has_the_blocks_of_one(tiny_model, tmp_path: Path) -> None:
+    source, output = tiny_model("LlamaForCausalLM", **WIDE), tmp_path / "m.gguf"
+    report = quantize_to_gguf(options(source, output, gptq=False, gguf_type="q8_0", max_shard_size="0.2MB"))
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(parts) > 1 and report.output == str(parts[0]) and not output.exists()
+    assert report.bytes_after == sum(path.stat().st_size for path in parts)
+    one = tmp_path / "one.gguf"
+    quantize_to_gguf(options(source, one, gptq=False, gguf_type="q8_0"))
+    ours, whole = GGUFFile.open(parts[0]), GGUFFile.open(one)
+    assert all(torch.equal(ours.read(name), whole.read(name)) for name in whole.tensors)
+
+
+def test_a_size_that_is_none_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(AiakqError, match="--max-shard-size"):
+        options(tmp_path, tmp_path / "m.gguf", max_shard_size="some")
