@@ -63,6 +63,8 @@ class QWeight:
     rounded     dtype to which the tool that wrote W rounds its elements when it decodes them (bitsandbytes), or None.
     unit        number by which e4m3 numbers are divided to give the scales (NVFP4), if files must keep it, or None.
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
+    factors     [K] float, by which inputs are multiplied first, in their dtype and natural order, before they are rounded
+                (AWQ, SmoothQuant); None: by none.
     """
 
     scheme: str
@@ -80,6 +82,7 @@ class QWeight:
     offsets: Tensor | None = None
     rounded: torch.dtype | None = None
     unit: float | None = None
+    factors: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.group_size <= 0:
@@ -108,7 +111,7 @@ class QWeight:
 
     def to(self, device: torch.device) -> QWeight:
         """Return the same weight on another device."""
-        return self._with(lambda value: value.to(device), *_OF_ROWS, "perm", "input_scale", "table")
+        return self._with(lambda value: value.to(device), *_OF_ROWS, "perm", "input_scale", "table", "factors")
 
     def with_rows(self, rows: Tensor) -> QWeight:
         """Return the weight with rows (outputs) ``rows`` [M] int64, in this order."""
@@ -127,8 +130,11 @@ class QWeight:
         assert not self.rotated, "every rotated input depends on all inputs"
         assert not self.rounding.group or first % self.rounding.group == 0, "a rank must have all inputs of a scale"
         group = self.group_size
+        factors = self.factors if self.factors is None or self.perm is None else self.factors[self.perm]
+        factors = None if factors is None else factors[first:end]
+        codes = self.codes[:, first:end].contiguous()
         if group >= self.k:
-            return replace(self, codes=self.codes[:, first:end].contiguous(), perm=None, group_size=end - first)
+            return replace(self, codes=codes, perm=None, group_size=end - first, factors=factors)
         whole = first % group == 0 and (end % group == 0 or end == self.k)
         size = group if whole else math.gcd(group, first, end)
 
@@ -137,9 +143,10 @@ class QWeight:
 
         return replace(
             self._with(divided, "scales", "zeros", "offsets"),
-            codes=self.codes[:, first:end].contiguous(),
+            codes=codes,
             perm=None,
             group_size=size,
+            factors=factors,
         )
 
     def problem(self, dtype: torch.dtype, device: str, exact: bool = True, uncut_n: int = 0) -> LinearProblem:
