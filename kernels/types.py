@@ -63,8 +63,7 @@ class QWeight:
     rounded     dtype to which the tool that wrote W rounds its elements when it decodes them (bitsandbytes), or None.
     unit        number by which e4m3 numbers are divided to give the scales (NVFP4), if files must keep it, or None.
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
-    factors     [K] float, by which inputs are multiplied first, in their dtype and natural order, before they are rounded
-                (AWQ, SmoothQuant); None: by none.
+    factors     [K] float, by which inputs in their natural order are multiplied before anything else (AWQ), or None.
     """
 
     scheme: str
@@ -129,25 +128,19 @@ class QWeight:
         """
         assert not self.rotated, "every rotated input depends on all inputs"
         assert not self.rounding.group or first % self.rounding.group == 0, "a rank must have all inputs of a scale"
-        group = self.group_size
-        factors = self.factors if self.factors is None or self.perm is None else self.factors[self.perm]
-        factors = None if factors is None else factors[first:end]
-        codes = self.codes[:, first:end].contiguous()
+        group, factors = self.group_size, self.factors
+        if factors is not None:
+            factors = (factors if self.perm is None else factors[self.perm])[first:end]
+        part = replace(self, codes=self.codes[:, first:end].contiguous(), perm=None, factors=factors)
         if group >= self.k:
-            return replace(self, codes=codes, perm=None, group_size=end - first, factors=factors)
+            return replace(part, group_size=end - first)
         whole = first % group == 0 and (end % group == 0 or end == self.k)
         size = group if whole else math.gcd(group, first, end)
 
         def divided(values: Tensor) -> Tensor:
             return values.repeat_interleave(group // size, dim=1)[:, first // size : -(-end // size)].contiguous()
 
-        return replace(
-            self._with(divided, "scales", "zeros", "offsets"),
-            codes=codes,
-            perm=None,
-            group_size=size,
-            factors=factors,
-        )
+        return replace(part._with(divided, "scales", "zeros", "offsets"), group_size=size)
 
     def problem(self, dtype: torch.dtype, device: str, exact: bool = True, uncut_n: int = 0) -> LinearProblem:
         """Return the problem that describes this weight, applied to activations of ``dtype``, to implementations; see

@@ -46,6 +46,7 @@ FORMATS: Registry[Format] = Registry(
         "qqq": "aiakq.formats.qqq",
         "aqlm": "aiakq.formats.aqlm",
         "squeezellm": "aiakq.formats.squeezellm",
+        "vptq": "aiakq.formats.vptq",
     },
 )
 #: Formats for symmetric weights only -> the version of the same format that also supports zero points.

@@ -117,7 +117,8 @@ def _layer(entry: Mapping[str, object]) -> LayerSpec:
     check_keys(entry, _ENTRY, "the quant_config of HQQ")
     for key in ("scale_quant_params", "zero_quant_params"):
         if not says_nothing(entry.get(key)):
-            raise unsupported(f"HQQ with quantized scales or zero points ({key})")
+            reason = "which hqq writes to pickles only; quantize the model again without them"
+            raise unsupported(f"HQQ with quantized scales or zero points ({key}), {reason}")
     values = read_object(entry.get("weight_quant_params", entry), "weight_quant_params")
     check_keys(values, _PARAMETERS, "the quant_config of HQQ")
     stored = values.get("nbits", 4)

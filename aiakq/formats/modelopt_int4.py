@@ -52,7 +52,7 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
 
 
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
-    """Read one linear: codes [N, K] uint8, scales [N, K / G] float; with W4A8_AWQ, codes of 8-bit floats with one scale.
+    """Read one linear: codes [N, K] uint8, scales [N, K / G] float; with W4A8_AWQ, 8-bit floats with one scale.
 
     Raises ``tensor_mismatch`` and ``not_finite``.
     """

@@ -21,7 +21,6 @@ METHODS = {
     "mxfp4": "MXFP4, which is read for GPT-OSS only",
     "gpt_oss_mxfp4": "MXFP4, which is read for GPT-OSS only",
     "mxfp8": "MXFP8",
-    "vptq": "VPTQ, whose weights are vectors from code books; use the original model or another version",
     "eetq": "EETQ",
     "higgs": "HIGGS",
     "bitnet": "BitNet",

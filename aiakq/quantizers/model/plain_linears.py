@@ -53,7 +53,7 @@ def _is_plain(linear: nn.Linear) -> bool:
 
 
 def take_weight(linear: nn.Linear, weight: QWeight | DecodedWeight, device: torch.device) -> None:
-    """Replace the weight of ``linear`` by the dequantized ``weight``; inputs are multiplied and quantized as it says."""
+    """Replace the weight of ``linear`` by the dequantized ``weight``; inputs are multiplied and rounded as it says."""
     factors = weight.factors if isinstance(weight, QWeight) else None
     plain = replace(weight, factors=None) if isinstance(weight, QWeight) else weight
     linear.weight = nn.Parameter(as_floats(plain).to(device), requires_grad=False)
