@@ -114,6 +114,12 @@ def unreadable(format: str, config: Mapping[str, object], inventory: Mapping[str
     return found
 
 
+def decoded(headers: Headers, spec: QuantSpec, n: int, k: int) -> str | None:
+    """Return why a linear of N x K is decoded to floats at load, as far as headers tell, or None."""
+    found: str | None = _optional(spec.format, "decoded", lambda *_: None)(headers, spec, n, k)
+    return found
+
+
 # --- selection --------------------------------------------------------------------------------------------------------
 
 

@@ -119,6 +119,11 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     return Dimensions(layer.n, layer.k, spec.bits, 1)
 
 
+def decoded(headers: Headers, spec: QuantSpec, n: int, k: int) -> str | None:
+    """Return why a linear is decoded at load: all are."""
+    return _REASON
+
+
 def readers(format: str, schemes: object, experts: bool) -> Readers:
     """Describe how other programs read a model in this format."""
     return Readers("vptq")

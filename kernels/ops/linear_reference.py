@@ -27,6 +27,7 @@ def dequantize(weight: QWeight, dtype: torch.dtype = torch.float32) -> Tensor:
     if weight.code_type is not None:
         assert weight.perm is None and not weight.rotated, "such codes are stored in the natural order of the inputs"
         w = scaled(weight.codes, weight.scales, weight)
+        w = w if weight.rounded is None else w.to(weight.rounded).to(torch.float32)
     else:
         w = _scaled(weight.codes, weight)
         w = rotate(w, inverse=True) if weight.rotated else w

@@ -47,7 +47,9 @@ _GPUS: dict[str, tuple[float, str]] = {
     "RTX 5090": (32, "NVIDIA GeForce RTX 5090 specifications"),
     "RTX A6000": (48, "NVIDIA RTX A6000 data sheet"),
 }
-_UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20, "tb": 10**12, "tib": 2**40}
+#: The letter alone is a power of ten, the smaller of the two meanings that people give it.
+_UNITS = {"m": 10**6, "g": 10**9, "t": 10**12, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def machine(word: str, here: int) -> Machine:
@@ -57,8 +59,8 @@ def machine(word: str, here: int) -> Machine:
     """
     if word.strip().lower() == "here":
         return Machine("here", here, "free memory of this machine, measured now")
-    size = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?([kmgt]i?b)", word.strip().lower())
-    if size is not None and size[2] in _UNITS and float(size[1]) > 0:
+    size = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{0,6})?|\.[0-9]{1,6}) ?([mgt](?:i?b)?)", word.strip().lower())
+    if size is not None and float(size[1]) > 0:
         return Machine(word.strip(), int(float(size[1]) * _UNITS[size[2]]), "as given")
     names = {_key(name): name for name in _GPUS}
     name = names.get(_key(word))
