@@ -159,7 +159,7 @@ def _read_integers(
     # Whole rows of an Int8Tensor are scaled after they were multiplied.
     whole = stored.kind == INT8 and group == k
     if whole and points is not None:
-        raise unsupported(f"{name:.200} of torchao with zero points for whole rows, which torchao's own product leaves out")
+        raise unsupported(f"{name:.200} of torchao with zero points of whole rows, which its own product leaves out")
     weight = QWeight(
         scheme=f"w{bits}a16",
         codes=unsigned,

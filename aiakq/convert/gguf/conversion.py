@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from aiakq.convert.report import ConversionReport
 from aiakq.convert.tensors import check_tensors
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.gguf.writing import WrittenTensor, write_gguf
+from aiakq.formats.gguf.writing import WrittenTensor, file_size, write_gguf
 from aiakq.formats.gguf_model.written import file_of
 from aiakq.formats.model_folder import PARTIAL_MARK, some_of
 from aiakq.runtime.config.model import ModelConfig
@@ -168,6 +168,11 @@ class GGUFConversion:
             os.replace(partial, self.output)
         report.record_cost(started)
         return report
+
+    def size(self, kinds: Mapping[str, str]) -> int:
+        """Return the bytes of the file if its tensors have these kinds."""
+        self.kinds = dict(kinds)
+        return file_size(self.keys, self._tensors())
 
     def _tensors(self) -> dict[str, WrittenTensor]:
         """Return the tensors to write, whose contents are made when their turn comes."""
