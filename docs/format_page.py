@@ -55,9 +55,10 @@ with `dtype=torch.bfloat16`; the figure above is with that default changed.
 """
 
 _DECODED = (
-    "AQLM and SqueezeLLM (`aqlm`, `squeezellm`, which are read and not written), groups of quanto with 16-bit scales, "
-    "groups of HQQ's axis 0, blocks of bitsandbytes and groups of HQQ that end within rows, weights of bitsandbytes "
-    "and torchao that their tool rounds, with `--cpu-math exact`, quantized embeddings and quantized routers"
+    "AQLM, SqueezeLLM and VPTQ (`aqlm`, `squeezellm`, `vptq`, which are read and not written), groups of quanto with "
+    "16-bit scales, groups of HQQ's axis 0, blocks of bitsandbytes and groups of HQQ that end within rows, weights of "
+    "bitsandbytes and torchao that their tool rounds, with `--cpu-math exact`, quantized embeddings and quantized "
+    "routers"
 )
 
 
@@ -106,6 +107,9 @@ ROWS = (
     Row("compressed-tensors", "MXFP4", _MXFP4, (4,)),
     Row("fp8", "tensors, rows, blocks", LayerSpec(8, 128, activation_bits=8, float8=Float8(128, 128)), (8,)),
     Row("modelopt", "NVFP4", _NVFP4, (4,)),
+    Row("modelopt", "MXFP4", _MXFP4, (4,)),
+    Row("modelopt", "W4A16_AWQ", LayerSpec(4, 128), (4,)),
+    Row("modelopt", "W4A8_AWQ, 4 bits, computed as 8", LayerSpec(8, -1, True, 8, True, float8=Float8(-1)), (8,)),
     Row("modelopt", "MXFP4 beside e4m3", LayerSpec(4, 32, True, 8, True, table="e2m1", scale_type="e8m0"), (4,)),
     Row("bitsandbytes", "NF4, FP4", LayerSpec(4, 64, table="nf4"), (4,)),
     Row("bitsandbytes", "LLM.int8", LayerSpec(8), (8,)),

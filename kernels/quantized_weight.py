@@ -55,6 +55,7 @@ class QWeight:
     rounded     dtype to which the tool that wrote W rounds its elements when it decodes them (bitsandbytes), or None.
     unit        number by which e4m3 numbers are divided to give the scales (NVFP4), if files must keep it, or None.
     rotated     whether W multiplies inputs rotated by a Hadamard matrix (hadamard.py), instead of the inputs.
+    factors     [K] float, by which inputs in their natural order are multiplied before anything else (AWQ), or None.
     """
 
     scheme: str
@@ -72,6 +73,7 @@ class QWeight:
     offsets: Tensor | None = None
     rounded: torch.dtype | None = None
     unit: float | None = None
+    factors: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.group_size <= 0:
@@ -113,7 +115,7 @@ class QWeight:
 
     def to(self, device: torch.device) -> QWeight:
         """Return the same weight on another device."""
-        return self._with(lambda value: value.to(device), *_OF_ROWS, "perm", "input_scale", "table")
+        return self._with(lambda value: value.to(device), *_OF_ROWS, "perm", "input_scale", "table", "factors")
 
     def with_rows(self, rows: Tensor) -> QWeight:
         """Return the weight with rows (outputs) ``rows`` [M] int64, in this order."""
@@ -131,21 +133,19 @@ class QWeight:
         """
         assert not self.rotated, "every rotated input depends on all inputs"
         assert not self.rounding.group or first % self.rounding.group == 0, "a rank must have all inputs of a scale"
-        group = self.group_size
+        group, factors = self.group_size, self.factors
+        if factors is not None:
+            factors = (factors if self.perm is None else factors[self.perm])[first:end]
+        part = replace(self, codes=self.codes[:, first:end].contiguous(), perm=None, factors=factors)
         if group >= self.k:
-            return replace(self, codes=self.codes[:, first:end].contiguous(), perm=None, group_size=end - first)
+            return replace(part, group_size=end - first)
         whole = first % group == 0 and (end % group == 0 or end == self.k)
         size = group if whole else math.gcd(group, first, end)
 
         def divided(values: Tensor) -> Tensor:
             return values.repeat_interleave(group // size, dim=1)[:, first // size : -(-end // size)].contiguous()
 
-        return replace(
-            self._with(divided, "scales", "zeros", "offsets"),
-            codes=self.codes[:, first:end].contiguous(),
-            perm=None,
-            group_size=size,
-        )
+        return replace(part._with(divided, "scales", "zeros", "offsets"), group_size=size)
 
     def problem(self, dtype: torch.dtype, device: str, exact: bool = True, uncut_n: int = 0) -> LinearProblem:
         """Return the problem that describes this weight, applied to activations of ``dtype``, to implementations; see

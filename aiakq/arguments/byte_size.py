@@ -6,8 +6,10 @@ import re
 
 from aiakq.errors import error
 
-_UNITS = {"mb": 10**6, "mib": 2**20, "gb": 10**9, "gib": 2**30, "tb": 10**12, "tib": 2**40}
-_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?([mgt]i?b)")
+#: The letter alone is a power of ten, the smaller of the two meanings that people give it.
+_UNITS = {"m": 10**6, "g": 10**9, "t": 10**12, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"mib": 2**20, "gib": 2**30, "tib": 2**40}
+_SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{0,6})?|\.[0-9]{1,6}) ?([mgt](?:i?b)?)")
 
 
 def byte_size(word: str) -> int | None:

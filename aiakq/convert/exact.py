@@ -40,6 +40,8 @@ def expressed(weight: QWeight, layer: LayerSpec, abilities: Abilities) -> QWeigh
     """
     if weight.rotated:
         raise Inexact("its inputs are rotated while the model runs")
+    if weight.factors is not None:
+        raise Inexact("its inputs are multiplied by factors while the model runs")
     if weight.perm is not None and not abilities.input_order:
         raise Inexact("its inputs have an order of their own (act-order)")
     if (weight.code_type is not None) != (layer.float8 is not None):

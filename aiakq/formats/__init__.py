@@ -46,6 +46,7 @@ FORMATS: Registry[Format] = Registry(
         "qqq": "aiakq.formats.qqq",
         "aqlm": "aiakq.formats.aqlm",
         "squeezellm": "aiakq.formats.squeezellm",
+        "vptq": "aiakq.formats.vptq",
     },
 )
 #: Formats for symmetric weights only -> the version of the same format that also supports zero points.
@@ -110,6 +111,12 @@ def described(headers: Headers, spec: QuantSpec, name: str) -> QuantSpec:
 def unreadable(format: str, config: Mapping[str, object], inventory: Mapping[str, TensorInfo]) -> str | None:
     """Return why a checkpoint in this format is not read, from its config.json and headers, or None."""
     found: str | None = _optional(format, "unreadable", lambda *_: None)(config, inventory)
+    return found
+
+
+def decoded(headers: Headers, spec: QuantSpec, n: int, k: int) -> str | None:
+    """Return why a linear of N x K is decoded to floats at load, as far as headers tell, or None."""
+    found: str | None = _optional(spec.format, "decoded", lambda *_: None)(headers, spec, n, k)
     return found
 
 

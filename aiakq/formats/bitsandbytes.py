@@ -149,6 +149,20 @@ def readers(format: str, schemes: object, experts: bool) -> Readers:
     return Readers("bitsandbytes", vllm=True, vllm_note="On GPUs.")
 
 
+def decoded(headers: Headers, spec: QuantSpec, n: int, k: int) -> str | None:
+    """Return why a linear is decoded at load, or None; the number of its scales tells the size of blocks."""
+    absmax = headers.get(_ABSMAX)
+    block = next((size for size in _BLOCKS if absmax is not None and -(-n * k // size) == math.prod(absmax.shape)), 0)
+    return _reason(k, block) if block else None
+
+
+def _reason(k: int, block: int) -> str | None:
+    """Return why blocks are no groups along K inputs, or None."""
+    if math.gcd(k, block) < min(_MIN_GROUP, block):
+        return f"blocks of {block} weights end within rows of {k}"
+    return None
+
+
 def remark(weight: QWeight | DecodedWeight, name: str) -> str | None:
     """Return how 8-bit weights are computed here."""
     if isinstance(weight, DecodedWeight) or weight.scheme != "w8a16":
@@ -199,9 +213,8 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     scales = _scales(tensors, state, name)
     bias = read_bias(tensors, state.n, name)
     group = math.gcd(state.k, state.block)
-    if group < min(_MIN_GROUP, state.block):
+    if (reason := _reason(state.k, state.block)) is not None:
         spread = scales.repeat_interleave(state.block)[:count].view(state.n, state.k)
-        reason = f"blocks of {state.block} weights end within rows of {state.k}"
         return DecodedWeight((values[codes.long()] * spread).to(state.dtype), bias, reason)
     rows = scales if group == state.block else scales.repeat_interleave(state.block // group)
     return QWeight(

@@ -20,6 +20,7 @@ from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config, unread_formats
 from aiakq.formats.checks import check_activation_factors, derive_group_size, finite
+from aiakq.formats.contradictions import contradictions
 from aiakq.formats.foreign_folder import MISTRAL, ForeignTensors, foreign_tensors
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
@@ -336,6 +337,11 @@ class Checkpoint:
     def quantized_linears(self) -> list[str]:
         """Return the names of all packed linears, sorted: those with a packed linear's tensors, whatever the config."""
         return list(self._linears)
+
+    def remark_contradictions(self) -> None:
+        """Add remarks about layers whose tensors are not what the config says. Raises what ``spec`` raises."""
+        if self.spec is not None:
+            self.remarks += contradictions(self.spec, self._linears, self.inventory)
 
     def layout(self, prefix: str) -> str:
         """Return the format of the packed linear ``prefix``: the config's, unless its tensors contradict it."""

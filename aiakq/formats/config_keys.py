@@ -77,7 +77,8 @@ _BITS = frozenset("bits w_bit wbits group_size q_group_size sym zero_point".spli
 _NAMES = frozenset("quant_method method checkpoint_format format version meta desc_act lm_head dynamic".split())
 _GPTQ = _BITS | _NAMES | {"is_marlin_format", "pack_dtype", "rotation"}
 _MODELOPT = frozenset(
-    "quant_method quant_algo quantization quantized_layers producer exclude_modules group_size config_groups".split()
+    "quant_method quant_algo quantization quantized_layers producer exclude_modules group_size config_groups "
+    "has_zero_point pre_quant_scale".split()
 )
 #: ``quant_method`` -> the keys that its reader applies.
 APPLIED: Mapping[str, Collection[str]] = {

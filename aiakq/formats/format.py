@@ -23,6 +23,7 @@ tensor ``bias`` [N] in every format, and not part of ``packed_shapes``. Besides 
                                                        returns the tensor with a suffix
     described(headers, spec, name) -> QuantSpec        how one linear is stored, where files say it, and not the config
     unreadable(config, inventory) -> None | reason     why a checkpoint is not read, from its config.json and headers
+    decoded(headers, spec, n, k) -> None | reason      why a linear is decoded to floats at load, as headers tell
 
 A suffix may have dots: ``weight.absmax``.
 

@@ -88,6 +88,22 @@ def read_dimensions(headers: Headers, spec: QuantSpec, read: Callable[[str], Ten
     return Dimensions(n, k, max(2, _bits(read("nbits"), "linear")), k // size)
 
 
+def decoded(headers: Headers, spec: QuantSpec, n: int, k: int) -> str | None:
+    """Return why a linear is decoded at load, or None; the axis is that of the scales."""
+    stored = headers["scale"].shape
+    blocks = math.prod(stored)
+    return _reason(blocks > 1 and stored[0] == 1, n * k // blocks, k)
+
+
+def _reason(crosses_outputs: bool, size: int, k: int) -> str | None:
+    """Return why groups of ``size`` weights are no groups along K inputs, or None."""
+    if crosses_outputs:
+        return "the groups of HQQ with axis 0 run across outputs"
+    if math.gcd(k, size) < min(_MIN_GROUP, size):
+        return f"groups of {size} weights end within rows of {k}"
+    return None
+
+
 # --- config -----------------------------------------------------------------------------------------------------------
 
 
@@ -117,7 +133,8 @@ def _layer(entry: Mapping[str, object]) -> LayerSpec:
     check_keys(entry, _ENTRY, "the quant_config of HQQ")
     for key in ("scale_quant_params", "zero_quant_params"):
         if not says_nothing(entry.get(key)):
-            raise unsupported(f"HQQ with quantized scales or zero points ({key})")
+            reason = "which hqq writes to pickles only; quantize the model again without them"
+            raise unsupported(f"HQQ with quantized scales or zero points ({key}), {reason}")
     values = read_object(entry.get("weight_quant_params", entry), "weight_quant_params")
     check_keys(values, _PARAMETERS, "the quant_config of HQQ")
     stored = values.get("nbits", 4)
@@ -156,12 +173,9 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     codes = _codes(tensors, bits, shape, name)
     bias = read_bias(tensors, n, name)
     group = math.gcd(k, size)
-    if blocks > 1 and axis == 0:
-        values = ((codes.to(torch.float32) - zero) * scale).reshape(n, k)
-        return DecodedWeight(values, bias, "the groups of HQQ with axis 0 run across outputs")
-    if group < min(_MIN_GROUP, size):
-        values = ((codes.to(torch.float32) - zero[:, None]) * scale[:, None]).reshape(n, k)
-        return DecodedWeight(values, bias, f"groups of {size} weights end within rows of {k}")
+    if (reason := _reason(blocks > 1 and axis == 0, size, k)) is not None:
+        points, factors = (zero, scale) if axis == 0 else (zero[:, None], scale[:, None])
+        return DecodedWeight(((codes.to(torch.float32) - points) * factors).reshape(n, k), bias, reason)
     scale, zero = (value.repeat_interleave(size // group).view(n, k // group) for value in (scale, zero))
     return QWeight(
         scheme=f"w{max(2, bits)}a16",

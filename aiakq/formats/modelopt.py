@@ -1,24 +1,26 @@
-"""NVIDIA ModelOpt: NVFP4, MXFP4 and MXFP8, and models of these and FP8.
+"""NVIDIA ModelOpt: NVFP4, MXFP4 and MXFP8, AWQ of 4-bit integers and of NVFP4, and models of these and FP8.
 
-The tensors of a linear are described in float4.py and float8.py, the config in modelopt_config.py. Models of nothing
+The tensors of a linear are described in float4.py, float8.py and modelopt_int4.py, the config in modelopt_config.py.
+Inputs of linears with a ``pre_quant_scale`` are multiplied by it before they are rounded. Models of nothing
 but FP8 have the format ``fp8``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from aiakq.formats import float4, float8, modelopt_config
+from aiakq.formats import float4, float8, modelopt_config, modelopt_int4
 from aiakq.formats.compatibility import Readers
-from aiakq.formats.headers import Dimensions, Headers, Shapes
+from aiakq.formats.headers import Dimensions, Headers, Shapes, present
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
 _FP4 = float4.MODELOPT
-SUFFIXES = tuple(sorted({*float8.SUFFIXES, *_FP4.all}))
+SUFFIXES = tuple(sorted({*float8.SUFFIXES, *_FP4.all, modelopt_int4.FACTORS}))
 QUANT_METHODS = modelopt_config.METHODS
 RECORDS_METHOD = False
 WIDTH_MULTIPLE = 128
@@ -43,13 +45,18 @@ def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
     """Return suffix -> shape for a linear with N outputs and K inputs."""
     if float8.holds_codes(headers):
         return float8.packed_shapes(headers, spec, n, k, "weight_scale")
-    return float4.packed_shapes(headers, spec, n, k, _FP4)
+    factors = present(headers, pre_quant_scale=(k,))
+    if spec.table is None:
+        return modelopt_int4.packed_shapes(headers, spec, n, k) | factors
+    return float4.packed_shapes(headers, spec, n, k, _FP4) | factors
 
 
 def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
     """Return N, K, bits and groups. Raises KeyError or ValueError for headers of another layout."""
     if float8.holds_codes(headers):
         return float8.dimensions(headers, spec)
+    if spec.table is None:
+        return modelopt_int4.dimensions(headers, spec)
     return float4.dimensions(headers, spec, _FP4)
 
 
@@ -81,11 +88,15 @@ def readers(format: str, schemes: Collection[str], experts: bool) -> Readers:
 
 
 def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -> QWeight:
-    """Read one linear from its tensors, suffix -> tensor; see ``float4.read`` and ``float8.read``."""
-    weight = tensors.get("weight")
-    if weight is not None and weight.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+    """Read one linear from its tensors, suffix -> tensor; see ``read`` of float4, float8 and modelopt_int4."""
+    stored = tensors.get("weight")
+    if stored is not None and stored.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         return float8.read(tensors, spec, name)
-    return float4.read(tensors, spec, name, _FP4)
+    if spec.table is None:
+        weight = modelopt_int4.read(tensors, spec, name)
+    else:
+        weight = float4.read(tensors, spec, name, _FP4)
+    return replace(weight, factors=modelopt_int4.read_factors(tensors, weight.k, name))
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -7,9 +7,18 @@ What an algorithm means is what ModelOpt's export does (modelopt/torch/export) a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from aiakq.formats.config_keys import check_keys
-from aiakq.formats.config_values import first_of, read_integer, read_names, read_object, read_word, unsupported
+from aiakq.formats.config_values import (
+    first_of,
+    read_flag,
+    read_integer,
+    read_names,
+    read_object,
+    read_word,
+    unsupported,
+)
 from aiakq.patterns import is_plain
 from aiakq.spec import Float8, LayerSpec, QuantSpec
 
@@ -18,8 +27,9 @@ METHODS = ("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed")
 #: Block size of ``FP8_PB_WO``.
 _BLOCK = 128
 _MXFP4 = LayerSpec(4, 32, activation_bits=8, static_input=True, table="e2m1", scale_type="e8m0")
+_MXFP4_WEIGHTS = LayerSpec(4, 32, table="e2m1", scale_type="e8m0")
 _NVFP4 = LayerSpec(4, 16, activation_bits=4, static_input=True, table="e2m1", scale_type="e4m3")
-#: ``quant_algo`` -> how a layer is stored.
+#: ``quant_algo`` -> how a layer is stored that aiakq writes, too.
 _ALGORITHMS: Mapping[str, LayerSpec] = {
     "FP8": LayerSpec(8, activation_bits=8, static_input=True, float8=Float8(-1)),
     "FP8_PER_CHANNEL_PER_TOKEN": LayerSpec(8, activation_bits=8, float8=Float8()),
@@ -29,9 +39,19 @@ _ALGORITHMS: Mapping[str, LayerSpec] = {
     "W4A16_NVFP4": LayerSpec(4, 16, table="e2m1", scale_type="e4m3"),
     "W4A8_MXFP4_FP8": _MXFP4,
 }
+#: The same for those that are only read. Weights of W4A8_AWQ are rounded twice, to integers and to 8-bit floats.
+_READ_ONLY: Mapping[str, LayerSpec] = {
+    "NVFP4_AWQ": _NVFP4,
+    "W4A16_AWQ": LayerSpec(4, 128),
+    "W4A8_AWQ": _ALGORITHMS["FP8"],
+    "W4A16_MXFP4": _MXFP4_WEIGHTS,
+    "MXFP4": _MXFP4_WEIGHTS,
+}
+#: Those whose groups may have any size.
+_ANY_GROUP = ("W4A16_AWQ", "W4A8_AWQ")
 _MIXED = "MIXED_PRECISION"
-_LAYER = ("quant_algo", "group_size")
-_GROUP = ("weights", "input_activations", "targets")
+_LAYER = ("quant_algo", "group_size", "has_zero_point", "pre_quant_scale")
+_GROUP = ("weights", "input_activations", "targets", "has_zero_point", "pre_quant_scale")
 _PART = ("num_bits", "type", "dynamic", "group_size", "strategy")
 _QUANTIZATION = (*_LAYER, "exclude_modules", "quantized_layers")
 
@@ -53,10 +73,12 @@ def from_config(config: Mapping[str, object]) -> QuantSpec | None:
             raise unsupported("NVIDIA ModelOpt with MIXED_PRECISION and no quantized_layers")
     else:
         base = _layer(values)
+        if _word(values) == "MXFP4":
+            _check_mxfp4(config)
     for name, group in read_object(config.get("config_groups"), "config_groups").items():
         _check_group(read_object(group, f"the config group {name!r:.40}"), None if layers else base)
     excluded = read_names(first_of(values, "exclude_modules", "ignore"), "exclude_modules")
-    only_float8 = not layers and base.float8 is not None
+    only_float8 = not layers and base.float8 is not None and _word(values) in _ALGORITHMS
     return QuantSpec(
         method="modelopt",
         format="fp8" if only_float8 else "modelopt",
@@ -73,11 +95,15 @@ def _word(values: Mapping[str, object]) -> str:
 def _layer(values: Mapping[str, object]) -> LayerSpec:
     """Return how layers of an algorithm are stored. Raises ``format_unsupported``."""
     algorithm = _word(values)
-    layer = _ALGORITHMS.get(algorithm)
+    layer = _ALGORITHMS.get(algorithm) or _READ_ONLY.get(algorithm)
     if layer is None:
-        known = ", ".join(_ALGORITHMS)
+        known = ", ".join((*_ALGORITHMS, *_READ_ONLY))
         raise unsupported(f"NVIDIA ModelOpt with quant_algo {algorithm or 'missing'!r:.40}; read are {known}")
     size = read_integer(first_of(values, "group_size", default=0), "group_size")
+    if read_flag(values.get("has_zero_point"), "has_zero_point"):
+        raise unsupported(f"NVIDIA ModelOpt with quant_algo {algorithm} and zero points")
+    if algorithm in _ANY_GROUP:
+        return layer if layer.float8 or size <= 0 else replace(layer, group_size=size)
     if size > 0 and size != layer.group_size:
         raise unsupported(f"NVIDIA ModelOpt with quant_algo {algorithm} and groups of {size}, not {layer.group_size}")
     return layer
@@ -89,8 +115,22 @@ def _listed(values: Mapping[str, object]) -> list[tuple[str, LayerSpec | None]]:
     for name, stored in read_object(values.get("quantized_layers"), "quantized_layers").items():
         entry = read_object(stored, f"the entry of {name!r:.80}")
         check_keys(entry, _LAYER, f"the entry of {name!r:.80}")
+        if _word(entry) == "MXFP4":
+            _check_mxfp4(entry)
         layers.append((name, _layer(entry)))
     return layers
+
+
+def _check_mxfp4(config: Mapping[str, object]) -> None:
+    """Raise ``format_unsupported`` unless ``config_groups`` say that activations are not rounded: ModelOpt writes MXFP4
+    for models with rounded activations, and for others.
+    """
+    groups = read_object(config.get("config_groups"), "config_groups")
+    rounded = any(read_object(group, "a config group").get("input_activations") for group in groups.values())
+    if not groups or rounded:
+        inputs = "rounded activations" if rounded else "nothing that says whether activations are rounded"
+        hint = "if they are not, change quant_algo to W4A16_MXFP4"
+        raise unsupported(f"NVIDIA ModelOpt with quant_algo MXFP4 and {inputs}; {hint}")
 
 
 def _check_group(group: Mapping[str, object], layer: LayerSpec | None) -> None:
@@ -111,7 +151,9 @@ def _check_group(group: Mapping[str, object], layer: LayerSpec | None) -> None:
             raise unsupported(f"NVIDIA ModelOpt with {part} in groups of {size}, not {layer.group_size}")
         bits = stored.get("num_bits", expected.get(part, 8))
         fits = bits == expected[part] if part in expected else bits in (4, 8)
-        if stored and (not fits or read_word(stored, "type", default="float") != "float"):
+        kinds = ("float",) if layer is None or layer.is_float else ("int",)
+        kinds = ("float", "int") if layer is None and part == "weights" and bits == 4 else kinds
+        if stored and (not fits or read_word(stored, "type", default="float") not in kinds):
             raise unsupported(f"NVIDIA ModelOpt with {part} of {bits!r:.20} bits and type {stored.get('type')!r:.20}")
 
 

@@ -45,6 +45,7 @@ RECORDS_METHOD = False
 
 _FLOAT8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_REASON = "quanto rounds products of 16 bits before shifts are subtracted"
 #: Type of weights, without quanto's q -> how they are stored.
 _TYPES = {
     "int2": LayerSpec(2, symmetric=False),
@@ -95,6 +96,13 @@ def _shape(spec: QuantSpec, name: str) -> tuple[int, int]:
         raise unsupported(f"quanto with {spec.bits} bits, and nothing says the shape of {name:.200}")
     n, k = spec.notes["shape"]
     return n, k
+
+
+def decoded(headers: Headers, spec: QuantSpec, n: int, k: int) -> str | None:
+    """Return why a linear is decoded at load, or None."""
+    kinds = {headers[suffix].dtype for suffix in (_SCALE, _SHIFT) if suffix in headers}
+    is_shifted = _SHIFT in headers and headers[_SHIFT].dtype in ("F16", "BF16", "F32")
+    return _REASON if spec.bits < 8 and is_shifted and kinds != {"F32"} else None
 
 
 # --- config -----------------------------------------------------------------------------------------------------------
@@ -177,8 +185,8 @@ def _read_groups(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> Q
         if int(values.min()) < 0 or int(values.max()) >= 2**spec.bits:
             raise mismatch(name, f"{_SHIFT} is outside 0..{2**spec.bits - 1}")
     elif scales.dtype != torch.float32 or shifts.dtype != torch.float32:
-        decoded = codes * scales - finite(shifts, _SHIFT, name)
-        return DecodedWeight(decoded.view(n, k), bias, "quanto rounds products of 16 bits before shifts are subtracted")
+        values = codes * scales - finite(shifts, _SHIFT, name)
+        return DecodedWeight(values.view(n, k), bias, _REASON)
     zeros = None if shifts.is_floating_point() else shifts.to(torch.uint8).view(n, -1).contiguous()
     return QWeight(
         scheme=f"w{spec.bits}a16",

@@ -72,6 +72,11 @@ def from_config(config: Mapping[str, object]) -> QuantSpec | None:
     )
 
 
+def decoded(headers: Headers, spec: QuantSpec, n: int, k: int) -> str | None:
+    """Return why a linear is decoded at load: all are."""
+    return _REASON
+
+
 def readers(format: str, schemes: object, experts: bool) -> Readers:
     """Describe how other programs read a model in this format."""
     return Readers()

@@ -158,6 +158,8 @@ def _read_integers(
     check_scales(scales, unsigned, points, group, bits, SCALE, name)
     # Whole rows of an Int8Tensor are scaled after they were multiplied.
     whole = stored.kind == INT8 and group == k
+    if whole and points is not None:
+        raise unsupported(f"{name:.200} of torchao with zero points of whole rows, which its own product leaves out")
     weight = QWeight(
         scheme=f"w{bits}a16",
         codes=unsigned,

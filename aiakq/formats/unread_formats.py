@@ -21,7 +21,6 @@ METHODS = {
     "mxfp4": "MXFP4, which is read for GPT-OSS only",
     "gpt_oss_mxfp4": "MXFP4, which is read for GPT-OSS only",
     "mxfp8": "MXFP8",
-    "vptq": "VPTQ, whose weights are vectors from code books; use the original model or another version",
     "eetq": "EETQ",
     "higgs": "HIGGS",
     "bitnet": "BitNet",
@@ -117,8 +116,12 @@ def _of_tensor(name: str, info: TensorInfo, inventory: Mapping[str, TensorInfo])
         return "torchao before version 0.15, whose tensors have other names; load the model with it, and save it again"
     if last.endswith("_qdata") and last != "_weight_qdata":
         return "torchao with quantized experts"
-    if last == "pre_quant_scale":
-        return "NVIDIA ModelOpt, whose inputs are multiplied by pre_quant_scale"
+    if last.endswith("pre_quant_scale"):
+        weight = inventory.get(f"{module}.weight")
+        if last != "pre_quant_scale" or weight is None or weight.dtype != "U8":
+            return "NVIDIA ModelOpt with pre_quant_scale beside weights that are not packed in bytes"
+    if last.startswith("svdquant_lora"):
+        return "NVIDIA ModelOpt with weights of low rank beside the quantized ones (NVFP4_SVD)"
     return None
 
 

@@ -131,7 +131,7 @@ def _planned(options: QuantizeOptions, name: str, download: int, plan_file: Plan
         disk_bytes=plan.disk_bytes() + file_bytes,
         download_bytes=download,
         tokens=plan.work.tokens,
-        warnings=list(prepared.warnings),
+        warnings=[*prepared.remarks, *prepared.warnings],
     )
     result.memory_reason = plan.unknown_memory()
     if not result.memory_reason:

@@ -13,7 +13,7 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.dequantized import dequantized
 from aiakq.formats.inventory import FLOATS
 from aiakq.formats.left_out import describe
-from aiakq.formats.model_folder import ROTATION_KEY, SCALING_METHODS, has_scaled_inputs
+from aiakq.formats.model_folder import ROTATION_KEY, SCALING_METHODS, SOURCE_KEY, has_scaled_inputs
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.runtime.config.hf_config import check_generation_config
@@ -56,7 +56,7 @@ def dequantized_source(checkpoint: Checkpoint, storage: torch.dtype) -> tuple[Ch
     """Return the source with its weights as floats of ``storage``, and notes for the report if it is quantized."""
     spec = checkpoint.spec
     if spec is None:
-        return checkpoint, []
+        return checkpoint, _once_quantized(checkpoint.config)
     word = str(storage).removeprefix("torch.")
     notes = [
         f"The source is quantized already ({spec.method}, {spec.format} format, {spec.describe()}): its weights were "
@@ -68,6 +68,19 @@ def dequantized_source(checkpoint: Checkpoint, storage: torch.dtype) -> tuple[Ch
             "without that."
         )
     return dequantized(checkpoint, storage), notes
+
+
+def _once_quantized(config: Mapping[str, object]) -> list[str]:
+    """Return a note about floats that config.json says were made from a quantized model."""
+    own = config.get("aiakq")
+    source = own.get(SOURCE_KEY) if isinstance(own, Mapping) else None
+    if not isinstance(source, Mapping):
+        return []
+    return [
+        f"The source was made from a quantized model ({source.get('format')!s:.40} format, "
+        f"{source.get('scheme')!s:.80}): its weights are rounded a second time, and all figures compare with it, not "
+        "with the model before that."
+    ]
 
 
 def check_source(model: SourceModel) -> list[str]:

@@ -10,6 +10,7 @@ from aiakq.terminal.options import with_arguments
 if TYPE_CHECKING:
     from aiakq.arguments.checkpoint import InspectArguments
     from aiakq.arguments.common import JsonArguments
+    from aiakq.runtime.config.engine import EngineConfig
 
 
 @with_arguments("inspect")
@@ -27,8 +28,17 @@ def inspect(arguments: InspectArguments, output: JsonArguments) -> None:
 
         show_fit(arguments, output.json)
         return
-    inspection = inspect_checkpoint(arguments.model, arguments.revision, arguments.device, arguments.dtype)
+    inspection = inspect_checkpoint(
+        arguments.model, arguments.revision, arguments.device, arguments.dtype, refusal=_refusal
+    )
     with console.results_on_stdout(not output.json):
         tables.inspection(inspection, inspection.layers if arguments.all else collapse(inspection.layers))
     if output.json:
         console.emit(inspection.document())
+
+
+def _refusal(config: EngineConfig) -> str | None:
+    """Return why transformers cannot run a model without a native implementation, or None."""
+    from aiakq.runtime.hf.transformers_fallback import refusal
+
+    return refusal(config)

@@ -33,7 +33,7 @@ from aiakq.kernels.ops.batched import BatchedLinear
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
 from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
-from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear, RoundedInputs
+from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear, RoundedInputs, ScaledInputs
 from aiakq.kernels.ops.lora import AdapterRows, LoraProblem, LoraProduct
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.parallel import GATHERED, Role
@@ -115,6 +115,9 @@ class Ops(RecurrentOps):
         """
         if weight.rotated:
             return RotatedLinear(self._linear(replace(weight, rotated=False), count, uncut_n))
+        if weight.factors is not None:
+            factors = weight.factors.to(self.device, self.dtype)
+            return ScaledInputs(self._linear(replace(weight, factors=None), count, uncut_n), factors)
         inner = weight.without_rounding()
         if inner is not None:
             scale = None if weight.input_scale is None else weight.input_scale.to(self.device)

@@ -54,6 +54,19 @@ class RotatedLinear(LinearLayer):
 
 
 @dataclass(eq=False)
+class ScaledInputs(LinearLayer):
+    """Multiplies its input by ``factors`` [K], of the input's dtype, and applies ``inner``."""
+
+    inner: LinearLayer
+    factors: Tensor
+
+    def __call__(self, x: LinearInput) -> Tensor:
+        """x [M, K], a Tensor -> [M, N] of the same dtype."""
+        assert isinstance(x, Tensor)
+        return self.inner(x * self.factors)
+
+
+@dataclass(eq=False)
 class RoundedInputs(LinearLayer):
     """Rounds its input as ``round_inputs`` does, and applies ``inner``."""
 

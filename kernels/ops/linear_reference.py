@@ -22,13 +22,16 @@ HAS_OFFSETS = True
 
 
 def dequantize(weight: QWeight, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the float weight [N, K] in the natural input order (``perm`` and ``rotated`` undone), computed in
-    float32."""
+    """Return the float weight [N, K] in the natural input order, with ``perm`` and ``rotated`` undone and ``factors``
+    multiplied in, computed in float32."""
     if weight.code_type is not None:
         assert weight.perm is None and not weight.rotated, "such codes are stored in the natural order of the inputs"
-        return scaled(weight.codes, weight.scales, weight).to(dtype)
-    w = _scaled(weight.codes, weight)
-    return (rotate(w, inverse=True) if weight.rotated else w).to(dtype)
+        w = scaled(weight.codes, weight.scales, weight)
+        w = w if weight.rounded is None else w.to(weight.rounded).to(torch.float32)
+    else:
+        w = _scaled(weight.codes, weight)
+        w = rotate(w, inverse=True) if weight.rotated else w
+    return (w if weight.factors is None else w * weight.factors.to(torch.float32)).to(dtype)
 
 
 def _scaled(codes: Tensor, weight: QWeight) -> Tensor:

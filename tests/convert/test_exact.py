@@ -107,6 +107,7 @@ def test_what_has_no_words_in_other_formats_is_named() -> None:
     for given, layer, reason in (
         (weight(perm=order), LayerSpec(4, 32), "act-order"),
         (weight(rotated=True), LayerSpec(4, 32), "rotated"),
+        (weight(factors=torch.ones(K)), LayerSpec(4, 32), "multiplied by factors"),
         (floats, LayerSpec(8, 32), "8-bit floats"),
         (weight(8), LayerSpec(8, 32, float8=Float8()), "not 8-bit floats"),
         (table, LayerSpec(4, 32), "table"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,18 @@ CACHE = {
     "model.layers.0.self_attn.v_proj.v_scale": torch.ones(1),
 }
 UNIT = 0.004
+
+
+def factors(k: int) -> Tensor:
+    """What inputs are multiplied by: the pre_quant_scale [K] of ModelOpt's NVFP4_AWQ."""
+    return torch.linspace(0.5, 2.0, k)
+
+
+def awq(weight: Tensor) -> Any:
+    stored, dense = modelopt_nvfp4(weight / factors(weight.shape[1]), UNIT)
+    return {**stored, "pre_quant_scale": factors(weight.shape[1])}, dense
+
+
 PUBLISHED = {
     "nvfp4": Published(
         compressed("nvfp4-pack-quantized", {**FOUR, **NV}, LOCAL),
@@ -103,6 +116,12 @@ PUBLISHED = {
         lambda x: modelopt_nvfp4_rounded(x, UNIT),
         CACHE,
     ),
+    "modelopt-awq": Published(
+        of_modelopt("NVFP4_AWQ", 16, has_zero_point=False, pre_quant_scale=True),
+        awq,
+        lambda x: modelopt_nvfp4_rounded(x * factors(x.shape[-1]), UNIT),
+    ),
+    "modelopt-mxfp4a16": Published(of_modelopt("W4A16_MXFP4", 32), lambda w: mxfp4(w, "weight")),
     "modelopt-a16": Published(of_modelopt("W4A16_NVFP4", 16), modelopt_nvfp4),
     "modelopt-mxfp4": Published(
         of_modelopt("W4A8_MXFP4_FP8", 32),
@@ -114,9 +133,9 @@ PUBLISHED = {
     ),
 }
 SCHEMES = {
-    **dict.fromkeys(("nvfp4", "nvfp4-old", "mxfp4", "modelopt"), "lut4a4"),
+    **dict.fromkeys(("nvfp4", "nvfp4-old", "mxfp4", "modelopt", "modelopt-awq"), "lut4a4"),
     **dict.fromkeys(("mxfp4a8", "modelopt-mxfp4"), "lut4a8"),
-    **dict.fromkeys(("nvfp4a16", "mxfp4a16", "modelopt-a16"), "lut4a16"),
+    **dict.fromkeys(("nvfp4a16", "mxfp4a16", "modelopt-mxfp4a16", "modelopt-a16"), "lut4a16"),
     **{"mxfp8": "fp8a8", "modelopt-mxfp8": "fp8a8", "mxfp8a16": "fp8a16"},
 }
 #: Prompts of two tokens, none of which occurs twice.
@@ -152,7 +171,8 @@ def test_weights_remain_codes_in_memory(name, tiny_model, tmp_path):
         weight = checkpoint.read_linear(linear)
         assert weight.scheme == SCHEMES[name] == checkpoint.linear_spec(linear).scheme
         assert weight.codes.dtype == torch.uint8 and (weight.table is None or int(weight.codes.max()) < 16)
-        assert torch.equal(dequantize(weight), dense[f"{linear}.weight"])
+        assert (weight.factors is None) == (name != "modelopt-awq")
+        assert torch.equal(dequantize(replace(weight, factors=None)), dense[f"{linear}.weight"])
         dimensions, group = checkpoint.dimensions(linear)
         assert (dimensions.n, dimensions.k, dimensions.bits, group) == (
             weight.n,
@@ -201,9 +221,9 @@ def test_layers_of_modelopt_may_have_algorithms_of_their_own(tiny_model, tmp_pat
     schemes = {name.rpartition(".")[2]: checkpoint.read_linear(name).scheme for name in checkpoint.quantized_linears()}
     assert schemes == {"q_proj": "fp8a8", "up_proj": "lut4a16", "down_proj": "fp8a8"}
     assert served_logits(tmp_path / "model").isfinite().all()
-    listed["model.layers.0.mlp.up_proj"]["quant_algo"] = "NVFP4_AWQ"
+    listed["model.layers.0.mlp.up_proj"]["quant_algo"] = "NVFP4_SVD"
     (tmp_path / "model/hf_quant_config.json").write_text(json.dumps(own))
-    with pytest.raises(AiakqError, match="'NVFP4_AWQ'"):
+    with pytest.raises(AiakqError, match="'NVFP4_SVD'"):
         _ = Checkpoint.open(tmp_path / "model").spec
 
 
@@ -229,8 +249,11 @@ def test_layers_of_modelopt_may_have_algorithms_of_their_own(tiny_model, tmp_pat
         (compressed("mxfp8-quantized", {**EIGHT, **MX}, {**FOUR, **MX, "dynamic": True}), "activations of 4 bits"),
         (compressed("float-quantized", {**FOUR, **NV}, None), "floats of 4 bits in the format"),
         (of_modelopt("NVFP4", 32), "groups of 32, not 16"),
-        (of_modelopt("NVFP4_AWQ", 16), "quant_algo 'NVFP4_AWQ'"),
-        (of_modelopt("NVFP4", 16, pre_quant_scale=True), "'pre_quant_scale' (True)"),
+        (of_modelopt("NVFP4_SVD", 16), "quant_algo 'NVFP4_SVD'"),
+        (of_modelopt("NVFP4_AWQ", 16, has_zero_point=True), "NVFP4_AWQ and zero points"),
+        (of_modelopt("MXFP4", 32), "nothing that says whether activations are rounded; if they are not, change"),
+        (of_modelopt("MXFP4", 32, config_groups={"a": {"weights": FOUR, "input_activations": FOUR}}), "rounded activ"),
+        (of_modelopt("MIXED_PRECISION", 16, quantized_layers={"a": {"quant_algo": "MXFP4"}}), "nothing that says"),
         (of_modelopt("W4A8_NVFP4_FP8", 16), "'W4A8_NVFP4_FP8'"),
         (of_modelopt("NVFP4", 16, config_groups={"group_0": {"weights": {"num_bits": 8}}}), "weights of 8 bits"),
         (of_modelopt("NVFP4", 16, config_groups={"group_0": {"weights": FOUR | {"group_size": 32}}}), "groups of 32"),
@@ -239,7 +262,7 @@ def test_layers_of_modelopt_may_have_algorithms_of_their_own(tiny_model, tmp_pat
         (of_modelopt("NVFP4", 16, config_groups={"group_0": {"weights": FOUR, "targets": ["x"]}}), "for 'x'"),
         (of_modelopt("NVFP4", 16, config_groups={"group_0": {"weights": FOUR, "smooth": 1}}), "'smooth' (1)"),
         (of_modelopt("MIXED_PRECISION", 16), "no quantized_layers"),
-        (of_modelopt("MIXED_PRECISION", 16, quantized_layers={"a": {"quant_algo": "W4A16_AWQ"}}), "'W4A16_AWQ'"),
+        (of_modelopt("MIXED_PRECISION", 16, quantized_layers={"a": {"quant_algo": "W8A8_SQ"}}), "'W8A8_SQ'"),
         (
             of_modelopt("MIXED_PRECISION", 16, quantized_layers={"a": {"quant_algo": "NVFP4", "rank": 32}}),
             "entry of 'a' has 'rank' (32)",
@@ -259,7 +282,12 @@ def test_vllms_names_of_modelopt_are_read(method):
     assert spec.describe() == "lut4a4 g16 e2m1 e4m3" and spec.format == "modelopt"
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+def test_mxfp4_of_modelopt_whose_groups_say_that_activations_are_not_rounded_is_read():
+    config = of_modelopt("MXFP4", 32, config_groups={"group_0": {"weights": FOUR | {"group_size": 32}}})
+    assert quantization_config.read(config).describe() == "lut4a16 g32 e2m1 e8m0"
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "modelopt-awq"])
 def test_a_config_and_tensors_that_are_written_mean_the_same(name):
     """In the format that was read, or in compressed-tensors."""
     spec = quantization_config.read(PUBLISHED[name].config)
@@ -268,7 +296,8 @@ def test_a_config_and_tensors_that_are_written_mean_the_same(name):
     for format in sorted({formats.choose(spec), "compressed-tensors"}):
         module = formats.load(format)
         if (reason := module.supports(spec)) is not None:
-            assert name in ("modelopt-mxfp4", "modelopt-mxfp8") and "rounded" in reason
+            assert name in ("modelopt-mxfp4", "modelopt-mxfp8", "modelopt-mxfp4a16")
+            assert "rounded" in reason or format == "modelopt"
             continue
         config = module.to_config(spec)
         again = quantization_config.read(json.loads(json.dumps(config)))
@@ -338,9 +367,17 @@ DAMAGE = [
     ("input", number(0.0), "tensor_mismatch"),
     ("input", number(float("nan")), "not_finite"),
     ("bias", lambda t: t[:-1], "tensor_mismatch"),
+    ("pre_quant_scale", number(0.0), "tensor_mismatch"),
+    ("pre_quant_scale", number(float("inf")), "not_finite"),
+    ("pre_quant_scale", lambda t: t[:-1], "tensor_mismatch"),
+    ("pre_quant_scale", lambda t: t.to(torch.int32), "tensor_mismatch"),
 ]
 #: Of the files, who has a number for the whole weight, and for all inputs.
-HAVE = {"unit": ("nvfp4", "modelopt"), "input": ("nvfp4", "modelopt", "modelopt-mxfp4")}
+HAVE = {
+    "unit": ("nvfp4", "modelopt"),
+    "input": ("nvfp4", "modelopt", "modelopt-mxfp4"),
+    "pre_quant_scale": ("modelopt-awq",),
+}
 FILES = ("nvfp4", "mxfp4", "modelopt", "modelopt-mxfp4")
 
 

@@ -12,6 +12,7 @@ from aiakq.errors import AiakqError
 from aiakq.formats import compressed_tensors, gptq
 from aiakq.formats.safetensors_file import TensorInfo
 from aiakq.formats.torchao_metadata import INT4, TorchaoTensor
+from aiakq.formats.vptq import VptqLayer
 from aiakq.kernels.packing import pack, words_for
 from aiakq.kernels.types import QWeight
 from aiakq.spec import Float8, QuantSpec
@@ -228,6 +229,7 @@ def test_the_shapes_that_are_expected_are_found_whatever_a_header_says(format: s
     described: dict[str, dict[str, Any]] = {
         "gguf": {"blocks": "Q4_0"},
         "aqlm": {"notes": {"sizes": (1, 256, 1, 8)}},
+        "vptq": {"notes": {"stored": VptqLayer(64, 96, 1, 96, 8, 8, 4, permuted=False)}},
         "torchao": {"notes": {"stored": TorchaoTensor(INT4, (64, 96), (1, 32), torch.bfloat16, False)}},
     }
     module, spec = formats.FORMATS.load(format), spec_of(format, **described.get(format, {}))

@@ -52,7 +52,8 @@ def test_the_same_bytes_as_from_dequantized_weights(
     source, floats = released(kind), tmp_path / "floats"
     convert_checkpoint(ConvertArguments(input=str(source), output=str(floats), to="bf16"))
     report = quantize(source, tmp_path / "direct", method, dtype="bf16")
-    quantize(floats, tmp_path / "after", method, dtype="bf16")
+    again = quantize(floats, tmp_path / "after", method, dtype="bf16")
+    assert "rounded a second time" in again.notes[0] and Checkpoint.open(source).spec.format in again.notes[0]
     ours, theirs = ((tmp_path / each / "model.safetensors").read_bytes() for each in ("direct", "after"))
     assert ours == theirs
     assert "quantized already" in report.notes[0] and "bfloat16" in report.notes[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +14,6 @@ from aiakq.convert.gguf.file_types import FILE_TYPES, FileType, MixtureModel, ki
 from aiakq.convert.gguf.source import GGUFSource
 from aiakq.errors import error
 from aiakq.formats.gguf.block_scales import SEARCHES
-from aiakq.formats.gguf.kinds import KINDS, NUMBERS
 from aiakq.formats.gguf.linears import spec_of
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.prepared import Prepared
@@ -71,7 +69,7 @@ def blocks_folder(options: QuantizeOptions) -> QuantizeOptions:
 
 
 def block_spec(prepared: Prepared, wanted: FileType) -> tuple[QuantSpec, int]:
-    """Return the kind of blocks of every linear, by the rules of llama-quantize, and the bytes of the file's tensors.
+    """Return the kind of blocks of every linear, by the rules of llama-quantize, and the bytes of the file.
 
     Raises ``gguf_not_written``.
     """
@@ -90,7 +88,7 @@ def block_spec(prepared: Prepared, wanted: FileType) -> tuple[QuantSpec, int]:
     source = _OutputSource(checkpoint, ModelConfig.from_hf(checkpoint.config), lossy=False, sizes=sizes)
     # What the config and the tokenizer rule out is refused here, not after hours of rounding.
     arguments = ConvertArguments(input=prepared.options.input, output="", to="gguf", gguf_type=wanted.name)
-    GGUFConversion(arguments, source, wanted, Path(), lambda *_: None)
+    conversion = GGUFConversion(arguments, source, wanted, Path(), lambda *_: None)
     shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
     kinds = kinds_for(wanted, shapes, MixtureModel.of(source.architecture, source.model))
     linears = {source.usual(f"{shape.name}.weight"): shape.name for shape in prepared.shapes}
@@ -98,7 +96,5 @@ def block_spec(prepared: Prepared, wanted: FileType) -> tuple[QuantSpec, int]:
     if not any(found.values()):
         reason = "its rows do not stay rows in such files, so that blocks cannot be rounded with calibration"
         raise error("gguf_not_written", what=source.model.architecture, reason=reason)
-    nbytes = sum(
-        math.prod(shape[:-1]) * KINDS[NUMBERS[kinds[name]]].row_bytes(shape[-1]) for name, shape in shapes.items()
-    )
-    return spec_of(found, "gguf", prepared.spec.ignore, {"version": aiakq.__version__}), nbytes
+    spec = spec_of(found, "gguf", prepared.spec.ignore, {"version": aiakq.__version__})
+    return spec, conversion.size(kinds)

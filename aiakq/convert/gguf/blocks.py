@@ -83,8 +83,9 @@ def _has_minima(weight: QWeight) -> bool:
 
 
 def _is_moved(weight: QWeight) -> bool:
-    """Whether inputs have another order, or groups are no whole blocks of 32."""
-    return weight.perm is not None or weight.rotated or bool(weight.group_size % 32)
+    """Whether inputs are changed or have another order, or groups are no whole blocks of 32."""
+    changed = weight.rotated or weight.factors is not None
+    return weight.perm is not None or changed or bool(weight.group_size % 32)
 
 
 def _without_zeros(weight: QWeight) -> QWeight:

@@ -6,7 +6,7 @@ One tensor of the file is in memory at a time. The file appears under its name w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -35,7 +35,7 @@ from aiakq.convert.report import ConversionReport
 from aiakq.convert.tensors import check_tensors
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.gguf.writing import WrittenTensor
+from aiakq.formats.gguf.writing import WrittenTensor, file_size
 from aiakq.formats.model_folder import some_of
 from aiakq.runtime.config.model import ModelConfig
 
@@ -146,6 +146,11 @@ class GGUFConversion:
             report.output, report.bytes_after = str(files.publish()), files.nbytes
         report.record_cost(started)
         return report
+
+    def size(self, kinds: Mapping[str, str]) -> int:
+        """Return the bytes of the file if its tensors have these kinds."""
+        self.kinds = dict(kinds)
+        return file_size(self.keys, self._tensors())
 
     def _tensors(self) -> dict[str, WrittenTensor]:
         """Return the tensors to write, whose contents are made when their turn comes."""

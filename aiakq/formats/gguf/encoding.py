@@ -64,7 +64,9 @@ def exact_blocks(weight: QWeight) -> tuple[str, Tensor] | None:
 
     4, 5 and 8 bits with scales that float16 holds, in groups of a multiple of 32 inputs, without a permutation.
     """
-    if weight.perm is not None or weight.rotated or weight.table is not None or weight.code_type is not None:
+    if weight.perm is not None or weight.rotated or weight.factors is not None:
+        return None
+    if weight.table is not None or weight.code_type is not None:
         return None
     if weight.input_scale is not None or weight.k % 32 or (weight.group_size % 32 and weight.group_size != weight.k):
         return None

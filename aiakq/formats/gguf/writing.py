@@ -60,20 +60,7 @@ def write_gguf(path: Path, metadata: Mapping[str, object], tensors: Mapping[str,
 
     Raises OSError, and ValueError for a value or a tensor that does not fit.
     """
-    alignment = metadata.get("general.alignment", ALIGNMENT)
-    assert isinstance(alignment, int)
-    header = bytearray(MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(metadata)))
-    for key, value in metadata.items():
-        header += _string(key) + _value(value, key)
-    offset = 0
-    for name, tensor in tensors.items():
-        kind = KINDS[NUMBERS[tensor.kind]]
-        if tensor.shape[-1] % kind.values:
-            raise ValueError(f"{name}: {tensor.shape[-1]} values in a row are no whole blocks of {kind.values}")
-        header += _string(name) + struct.pack("<I", len(tensor.shape))
-        header += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))
-        header += struct.pack("<IQ", NUMBERS[tensor.kind], offset)
-        offset += -(-tensor.nbytes // alignment) * alignment
+    header, alignment = _header(metadata, tensors), _alignment(metadata)
     with open(path, "xb") as stream:
         stream.write(header)
         _pad(stream, alignment)
@@ -86,6 +73,37 @@ def write_gguf(path: Path, metadata: Mapping[str, object], tensors: Mapping[str,
         stream.flush()
         os.fsync(stream.fileno())
         return stream.tell()
+
+
+def file_size(metadata: Mapping[str, object], tensors: Mapping[str, WrittenTensor]) -> int:
+    """Return the size in bytes of the file that ``write_gguf`` writes. Raises ValueError as it does."""
+    alignment = _alignment(metadata)
+    sizes = (len(_header(metadata, tensors)), *(tensor.nbytes for tensor in tensors.values()))
+    return sum(-(-size // alignment) * alignment for size in sizes)
+
+
+def _alignment(metadata: Mapping[str, object]) -> int:
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    assert isinstance(alignment, int)
+    return alignment
+
+
+def _header(metadata: Mapping[str, object], tensors: Mapping[str, WrittenTensor]) -> bytes:
+    """Return what is before the tensors: all keys, and the kind, shape and place of each tensor."""
+    alignment = _alignment(metadata)
+    header = bytearray(MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(metadata)))
+    for key, value in metadata.items():
+        header += _string(key) + _value(value, key)
+    offset = 0
+    for name, tensor in tensors.items():
+        kind = KINDS[NUMBERS[tensor.kind]]
+        if tensor.shape[-1] % kind.values:
+            raise ValueError(f"{name}: {tensor.shape[-1]} values in a row are no whole blocks of {kind.values}")
+        header += _string(name) + struct.pack("<I", len(tensor.shape))
+        header += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))
+        header += struct.pack("<IQ", NUMBERS[tensor.kind], offset)
+        offset += -(-tensor.nbytes // alignment) * alignment
+    return bytes(header)
 
 
 def _pad(stream: BinaryIO, alignment: int) -> None:

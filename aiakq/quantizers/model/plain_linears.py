@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +53,13 @@ def _is_plain(linear: nn.Linear) -> bool:
 
 
 def take_weight(linear: nn.Linear, weight: QWeight | DecodedWeight, device: torch.device) -> None:
-    """Replace the weight of ``linear`` by the dequantized ``weight``; inputs are quantized if the scheme does so."""
-    linear.weight = nn.Parameter(as_floats(weight).to(device), requires_grad=False)
+    """Replace the weight of ``linear`` by the dequantized ``weight``; inputs are multiplied and rounded as it says."""
+    factors = weight.factors if isinstance(weight, QWeight) else None
+    plain = replace(weight, factors=None) if isinstance(weight, QWeight) else weight
+    linear.weight = nn.Parameter(as_floats(plain).to(device), requires_grad=False)
+    if factors is not None:
+        multiplied = factors.to(device)
+        linear.register_forward_pre_hook(lambda module, args: (args[0] * multiplied.to(args[0].dtype), *args[1:]))
     if weight.bias is not None:
         linear.bias = nn.Parameter(weight.bias.to(device, torch.float32), requires_grad=False)
     if isinstance(weight, DecodedWeight):

@@ -273,6 +273,16 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
     return model, describe_operations(ops) | {"linear layers": f"{linear_layers} (inside transformers)"}
 
 
+def refusal(config: EngineConfig) -> str | None:
+    """Return why the model of ``config`` cannot run through transformers, as far as known without weights, or None."""
+    try:
+        with _one_sentence(config):
+            hf_config = read_transformers_config(config)
+    except AiakqError as problem:
+        return str(problem.fields.get("reason") or problem)
+    return unservable(hf_config, config.load.trust_remote_code)
+
+
 def unservable(hf_config: Any, trust_remote_code: bool) -> str | None:
     """Return why a model with this config cannot run, as far as known without its weights; None if it may run."""
     from transformers import AutoModelForCausalLM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiakq.errors import AiakqError
@@ -102,6 +103,9 @@ def plan(checkpoint: Checkpoint, ops: PlannedOps, config: ModelConfig | None = N
     return Plan(differences, tuple(selected), kv_bytes, tuple(sorted(unused)))
 
 
-def support(architecture: str) -> str:
-    """Describe what computes models of an architecture."""
-    return "native" if architecture in ARCHITECTURES else "through transformers (--model-impl transformers)"
+def support(architecture: str, refusal: Callable[[], str | None]) -> str:
+    """Describe what computes models of an architecture; ``refusal`` returns why transformers' class cannot, or None."""
+    if architecture in ARCHITECTURES:
+        return "native"
+    reason = refusal()
+    return "through transformers (--model-impl transformers)" if reason is None else f"not served: {reason}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
@@ -19,6 +20,7 @@ from aiakq.kernels.types import DenseProblem, LinearProblem
 from aiakq.spec import QuantSpec
 
 if TYPE_CHECKING:
+    from aiakq.runtime.config.engine import EngineConfig
     from aiakq.runtime.config.model import ModelConfig
 
 _EMBEDDING = re.compile(r"embed|\bwte\b|\bwpe\b")
@@ -184,9 +186,16 @@ def _is_quantized(layer: Layer) -> bool:
 
 
 def inspect_checkpoint(
-    model: str, revision: str | None = None, device: str = "auto", dtype: str = "auto"
+    model: str,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    refusal: Callable[[EngineConfig], str | None] = lambda _: None,
 ) -> Inspection:
     """Describe the checkpoint ``model`` (a folder, or a hub name that is fetched), for ``device`` and ``dtype``.
+
+    refusal  returns why a model without a native implementation cannot run through transformers, or None; see
+             ``refusal`` of aiakq/runtime/hf/transformers_fallback.py.
 
     Tensors that differ from what the config implies are reported, not raised. Raises ``model_*`` and
     ``format_unsupported`` for files that cannot be read, ``tensor_mismatch`` for shapes that contradict the format, and
@@ -200,6 +209,7 @@ def inspect_checkpoint(
     linears = set(checkpoint.quantized_linears())
     if linears and checkpoint.spec is None:
         raise error("format_unsupported", reason="config.json has no quantization_config, but the weights are packed")
+    checkpoint.remark_contradictions()
     # Compares all shapes, which some formats do not repeat.
     planned = plan(checkpoint, target.ops, target.model)
     layers = [
@@ -216,7 +226,7 @@ def inspect_checkpoint(
     return Inspection(
         path=str(checkpoint.named_path),
         architecture=architecture,
-        support=support(architecture if target.model is None else target.model.architecture),
+        support=support(architecture if target.model is None else target.model.architecture, target.refusal(refusal)),
         writer=_writer(checkpoint),
         spec=checkpoint.spec,
         context=context if isinstance(context, int) else None,
@@ -241,7 +251,15 @@ class _Target:
 
     ops: PlannedOps
     dtype_reason: str
-    model: ModelConfig | None = None
+    config: EngineConfig | None = None
+
+    @property
+    def model(self) -> ModelConfig | None:
+        return None if self.config is None else self.config.model
+
+    def refusal(self, of: Callable[[EngineConfig], str | None]) -> Callable[[], str | None]:
+        """Return ``of`` for the config; without one, nothing is known."""
+        return lambda: None if self.config is None else of(self.config)
 
 
 def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
@@ -254,7 +272,7 @@ def _target(checkpoint: Checkpoint, device: str, dtype: str) -> _Target:
 
     try:
         config = EngineConfig.from_args({"model": str(checkpoint.path), "device": device, "dtype": dtype})
-        return _Target(PlannedOps(open_weights(config).ops), config.device.dtype_reason, config.model)
+        return _Target(PlannedOps(open_weights(config).ops), config.device.dtype_reason, config)
     except AiakqError as problem:
         if problem.id not in ("model_malformed", "architecture_unsupported", "unsupported"):
             raise
@@ -294,6 +312,11 @@ def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo
     )
     selection, _ = target.ops.select("linear", problem)
     nbytes = sum(info.nbytes for info in infos.values())
+    reason = formats.decoded(checkpoint.linear_headers(name), spec, dimensions.n, dimensions.k)
+    if reason is not None:
+        floats = DenseProblem(dimensions.n, dimensions.k, target.ops.dtype, target.ops.dtype, target.ops.device_type)
+        selection, _ = target.ops.select("dense", floats)
+        selection = replace(selection, passed_over=(("codes", f"decoded at load: {reason}"), *selection.passed_over))
     return Layer(
         name, "linear", scheme, dimensions.n, dimensions.k, group_size, nbytes, selection.name, selection.passed_over
     )

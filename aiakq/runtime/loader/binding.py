@@ -127,7 +127,8 @@ class LinearBuilder:
 
 def same_scheme(weight: QWeight, other: QWeight) -> bool:
     """Whether two weights can be concatenated: all but codes, scales, zero points and biases are equal."""
-    pairs = [(weight.perm, other.perm), (weight.input_scale, other.input_scale), (weight.table, other.table)]
+    names = ("perm", "input_scale", "table", "factors")
+    pairs = [(getattr(weight, name), getattr(other, name)) for name in names]
     return (
         (weight.scheme, weight.code_type, weight.k, weight.group_size, weight.rotated, weight.rounding)
         == (other.scheme, other.code_type, other.k, other.group_size, other.rotated, other.rounding)

@@ -34,6 +34,7 @@ def open_weights(config: EngineConfig, collective: Collective | None = None) -> 
     load = config.load
     checkpoint = Checkpoint.open(load.path, load.weights, load.ignore_patterns, config.model.raw)
     checkpoint.read_with(load.mapped, load.read_threads, config.device.dtype)
+    checkpoint.remark_contradictions()
     may_dequantize = _may_dequantize(config, checkpoint)
     rounding = RoundingAtLoad(checkpoint, config.spec) if load.rounds and config.spec is not None else None
     weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective), rounding)

@@ -207,7 +207,8 @@ class CheckpointWeights(LinearBuilder):
             )
         if isinstance(weight, QWeight) and weight.rounded is not None and self.ops.exact:
             # Kernels do not round products of codes and scales.
-            values = as_floats(weight, weight.rounded if self.ops.dtype == torch.float32 else self.ops.dtype)
+            exact = weight.factors is None and self.ops.dtype == torch.float32
+            values = as_floats(weight, weight.rounded if exact else self.ops.dtype)
             reason = f"their tool rounds them to {str(weight.rounded).removeprefix('torch.')}, and --cpu-math is exact"
             weight = DecodedWeight(values, weight.bias, reason)
         if not self.remarks:
