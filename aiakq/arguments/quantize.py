@@ -135,8 +135,8 @@ class QuantizeArguments:
     targets: str | None = argument(
         None,
         "Outputs that the quantized weights should reproduce. original: those of the unquantized model, with its "
-        "residual stream (gptq's default below 8 bits); own: those of the unrounded weights on the same inputs, as "
-        "published.",
+        "residual stream (the default of gptq and awq below 8 bits); own: those of the unrounded weights on the same "
+        "inputs, as published.",
         choices=("original", "own"),
         group="method",
     )

@@ -318,6 +318,8 @@ def _with_components(
     if rounder.name == "gptq" and options.bits == 8:
         # The error of 8 bits is so small that the original model is not worth its time.
         rounder = Component("gptq", {"targets": "own", **rounder.parameters})
+    if options.method == "awq" and options.bits != 8 and not _has_rounder(options):
+        rounder = rounder.with_parameters(targets="original")
     if options.gptaq:
         if options.targets == "own":
             _conflict("--gptaq", "--targets own", "it means --targets original", "Give one of them.")
@@ -327,11 +329,16 @@ def _with_components(
     return transforms, rounder
 
 
+def _has_rounder(options: QuantizeOptions) -> bool:
+    """Whether a recipe file names the rounder."""
+    return options.recipe_file is not None and options.recipe_file.has_rounder
+
+
 def _float_components(
     options: QuantizeOptions, transforms: list[Component], rounder: Component
 ) -> tuple[list[Component], Component]:
     """Return the components of a method of floats."""
-    if rounder.name == "rtn" and options.calibrated and not (options.recipe_file and options.recipe_file.has_rounder):
+    if rounder.name == "rtn" and options.calibrated and not _has_rounder(options):
         rounder = Component("gptq", {"targets": "own"} if options.preset.float8 is not None else {})
     if options.gptaq:
         if rounder.name != "gptq" or options.targets == "own":

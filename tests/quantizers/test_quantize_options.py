@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,20 @@ def test_floats_are_rounded_by_gptq_where_calibration_is_given(method: str) -> N
     assert rounder(calibration="text.txt", gptq=False) == "rtn"
     solved = options(method, gptq=True).resolved_recipe.rounder
     assert solved.targets == ("own" if method == "fp8" else "original")  # type: ignore[attr-defined]
+
+
+def test_awq_aims_at_the_original_model_below_8_bits(tmp_path: Path) -> None:
+    def targets(*recipe: str, **fields: Any) -> str:
+        file = tmp_path / "recipe.yaml"
+        file.write_text("\n".join(recipe))
+        chosen = QuantizeOptions.from_recipe(file, input="in", output="out") if recipe else options("awq", **fields)
+        return chosen.resolved_recipe.rounder.targets  # type: ignore[attr-defined,no-any-return]
+
+    assert targets() == targets(bits=4, symmetric=True) == targets("quant_type: awq") == "original"
+    assert targets(bits=8) == targets(targets="own") == targets("quant_type: awq", "bits: 8") == "own"
+    assert targets(bits=8, targets="original") == "original"
+    # A rounder that a recipe names has its own defaults, so that recipes of earlier reports repeat their runs.
+    assert targets("quant_type: awq", "rounder: {name: rtn}") == "own"
 
 
 def test_options_import_nothing_heavy() -> None:
