@@ -22,6 +22,8 @@ from aiakq.quantizers.recipe import Component, Method, Recipe, load_rounder, loa
 from aiakq.quantizers.recipe_file import RecipeFile, read_recipe
 from aiakq.spec import Float8, LayerSpec, QuantSpec, canonical_method
 
+#: Parameters of gptq at 2 bits, where the errors to make up for are large: with enough tokens, more of them.
+_AT_2_BITS = {"alpha": 0.75, "beta": 0.75, "original_tokens": 48, "enough_tokens": 32}
 #: Methods whose weights are floats, and the outputs and inputs of a block that may share a scale in FP8.
 _FLOATS = ("fp8", "mxfp4", "nvfp4")
 _BLOCK = 128
@@ -318,6 +320,8 @@ def _with_components(
     if rounder.name == "gptq" and options.bits == 8:
         # The error of 8 bits is so small that the original model is not worth its time.
         rounder = Component("gptq", {"targets": "own", **rounder.parameters})
+    if rounder.name == "gptq" and options.bits == 2 and not _has_rounder(options):
+        rounder = Component("gptq", {**_AT_2_BITS, **rounder.parameters})
     if options.method == "awq" and options.bits != 8 and not _has_rounder(options):
         rounder = rounder.with_parameters(targets="original")
     if options.gptaq:
@@ -363,7 +367,7 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
         (options.sweeps, "--sweeps", "sweeps", "only gptq goes over columns again"),
         (options.damp, "--damp", "damp", "only gptq has a Hessian"),
         (options.targets, "--targets", "targets", "its rounder has no targets"),
-        (options.importance, "--importance", "importance", "only gptq weights tokens"),
+        (options.importance, "--importance", "importance", "only gptq weights tokens and rows"),
     ):
         if given is None:
             continue

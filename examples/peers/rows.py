@@ -86,6 +86,7 @@ W8KV8 = "8-bit weights and KV cache"
 GPTQ_SETTINGS: dict[str, dict[str, Any]] = {
     "gptq, own targets": {"targets": "own"},
     "gptq, token weights": {"importance": "gradient"},
+    "gptq, feedback along rows": {"importance": "gradient-rows"},
     "gptq, Hadamard rotation": {"rotate": "hadamard"},
     "gptq, learned rotation": {"rotate": "learned"},
     "gptq, tuned": {"tune": "96steps"},

@@ -108,6 +108,11 @@ def test_alternative_spellings_of_methods_are_accepted() -> None:
         ({"method": "nvfp4", "target_bpw": 4.5}, "option_conflict"),
         ({"importance": "much"}, "bad_option"),
         ({"method": "awq", "importance": "gradient"}, "option_conflict"),
+        ({"method": "awq", "importance": "gradient-rows"}, "option_conflict"),
+        ({"method": "gguf", "importance": "gradient-rows"}, "bad_option"),
+        ({"method": "nvfp4", "gptq": True, "importance": "gradient-rows"}, "option_conflict"),
+        ({"method": "smooth_quant", "gptq": True, "importance": "gradient-rows"}, "option_conflict"),
+        ({"awq_scaling": True, "importance": "gradient-rows"}, "option_conflict"),
         ({"method": "smooth_quant", "importance": "gradient"}, "option_conflict"),
         ({"tune": 0}, "bad_option"),
         ({"tune": -5}, "bad_option"),
@@ -184,6 +189,9 @@ def test_weights_of_tokens_are_a_parameter_of_gptq() -> None:
     assert not options().resolved_recipe.weighs_tokens
     assert not options(importance="none").resolved_recipe.weighs_tokens
     assert options(importance="gradient").resolved_recipe.weighs_tokens
+    assert not options(importance="gradient").resolved_recipe.weighs_rows
+    rows = options(importance="gradient-rows").resolved_recipe
+    assert rows.weighs_rows and not rows.weighs_tokens
     assert options("smooth_quant", gptq=True, importance="gradient").resolved_recipe.weighs_tokens
     assert not options("awq", importance="none").resolved_recipe.weighs_tokens
 
