@@ -152,7 +152,7 @@ def test_fields_of_other_apis_have_the_bounds_of_the_sampling_parameter():
 def test_parameters_of_methods_have_the_limits_of_the_options_of_quantize():
     rows = {row.name: row for row in QUANTIZE_ARGUMENTS}
     options = {(SmoothQuant, "alpha"): "smooth_alpha"}
-    own = {(Gptq, name) for name in ("alpha", "beta", "signed", "refit", "original_tokens")}
+    own = {(Gptq, name) for name in ("alpha", "beta", "signed", "refit", "original_tokens", "enough_tokens")}
     for part in (Gptq, SmoothQuant):
         for field in fields(part):
             if (part, field.name) in own:

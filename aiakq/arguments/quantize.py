@@ -136,8 +136,8 @@ class QuantizeArguments:
     targets: str | None = argument(
         None,
         "Outputs that the quantized weights should reproduce. original: those of the unquantized model, with its "
-        "residual stream (gptq's default below 8 bits); own: those of the unrounded weights on the same inputs, as "
-        "published.",
+        "residual stream (the default of gptq and awq below 8 bits); own: those of the unrounded weights on the same "
+        "inputs, as published.",
         choices=("original", "own"),
         group="method",
     )
@@ -201,9 +201,10 @@ class QuantizeArguments:
     )
     importance: str | None = argument(
         None,
-        "gptq: weights of calibration tokens. gradient: from a backward pass of the original model, which lowers the "
-        "error on text like the calibration text; none (the default): all equal.",
-        choices=("gradient", "none"),
+        "gptq: what counts most, by a backward pass of the original model. gradient-rows: outputs that matter "
+        "together, so that rows of a weight make up for each other's errors; gradient: calibration tokens, which "
+        "lowers the error on text like the calibration text; none (the default): all equal.",
+        choices=("gradient-rows", "gradient", "none"),
         group="method",
     )
     tune: str | int | float | None = argument(

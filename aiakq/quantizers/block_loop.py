@@ -72,7 +72,8 @@ class BlockLoop:
         if self.finished > count:  # only the evaluation is left
             return
         batches = calibration_batches(self.calibration.samples)
-        weights = self._gradients(batches).run() if recipe.weighs_tokens and batches else []
+        gradients = recipe.weighs_tokens or recipe.weighs_rows
+        weights = self._gradients(batches).run() if gradients and batches else []
         inputs = self._inputs(batches)
         unquantized = None
         if recipe.needs_original:
@@ -87,7 +88,9 @@ class BlockLoop:
             block = DecoderBlock(module, index, prefix, plan, groups, inputs, original, mappings, self.workers)
             if weights:
                 # Popped, because the weights of finished blocks are not needed.
-                block.inputs.weights = weights.pop(0)
+                found = weights.pop(0)
+                block.inputs.weights, block.inputs.rows = found if recipe.weighs_tokens else None, found.rows
+                del found
             with torch.no_grad():
                 self._finish(block, last=index == count - 1)
             model.drop(module)
@@ -132,7 +135,8 @@ class BlockLoop:
             self.progress(StageProgress("importance", done, total))
 
         budget, scratch, seed = calibration.budget, calibration.scratch, calibration.seed
-        return GradientPass(calibration.model, batches, self.workers, budget, scratch, seed, report)
+        rows = calibration.recipe.weighs_rows
+        return GradientPass(calibration.model, batches, self.workers, budget, scratch, seed, report, rows)
 
     def _inputs(self, batches: list[Tensor]) -> Activations:
         """Return the calibration samples at the input of the first block."""

@@ -208,7 +208,7 @@ class _Plan:
             (lambda: options.tune is not None, "--tune holds the whole model, with gradients"),
             (lambda: options.rotate != "none", "--rotate is not counted"),
             (lambda: options.lora is not None, "--lora is not counted"),
-            (lambda: prepared.recipe.weighs_tokens, "--importance gradient is not counted"),
+            (lambda: prepared.recipe.weighs_tokens or prepared.recipe.weighs_rows, "--importance is not counted"),
             (lambda: self.work.unknown() is not None, f"{self.work.unknown()} comes from a package"),
         )
         return next((reason for holds, reason in reasons if holds()), "")

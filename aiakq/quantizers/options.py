@@ -22,6 +22,8 @@ from aiakq.quantizers.recipe import Component, Method, Recipe, load_rounder, loa
 from aiakq.quantizers.recipe_file import RecipeFile, read_recipe
 from aiakq.spec import Float8, LayerSpec, QuantSpec, canonical_method
 
+#: Parameters of gptq at 2 bits, where the errors to make up for are large: with enough tokens, more of them.
+_AT_2_BITS = {"alpha": 0.75, "beta": 0.75, "original_tokens": 48, "enough_tokens": 32}
 #: Methods whose weights are floats, and the outputs and inputs of a block that may share a scale in FP8.
 _FLOATS = ("fp8", "mxfp4", "nvfp4")
 _BLOCK = 128
@@ -319,6 +321,10 @@ def _with_components(
     if rounder.name == "gptq" and options.bits == 8:
         # The error of 8 bits is so small that the original model is not worth its time.
         rounder = Component("gptq", {"targets": "own", **rounder.parameters})
+    if rounder.name == "gptq" and options.bits == 2 and not _has_rounder(options):
+        rounder = Component("gptq", {**_AT_2_BITS, **rounder.parameters})
+    if options.method == "awq" and options.bits != 8 and not _has_rounder(options):
+        rounder = rounder.with_parameters(targets="original")
     if options.gptaq:
         if options.targets == "own":
             _conflict("--gptaq", "--targets own", "it means --targets original", "Give one of them.")
@@ -328,11 +334,16 @@ def _with_components(
     return transforms, rounder
 
 
+def _has_rounder(options: QuantizeOptions) -> bool:
+    """Whether a recipe file names the rounder."""
+    return options.recipe_file is not None and options.recipe_file.has_rounder
+
+
 def _float_components(
     options: QuantizeOptions, transforms: list[Component], rounder: Component
 ) -> tuple[list[Component], Component]:
     """Return the components of a method of floats."""
-    if rounder.name == "rtn" and options.calibrated and not (options.recipe_file and options.recipe_file.has_rounder):
+    if rounder.name == "rtn" and options.calibrated and not _has_rounder(options):
         rounder = Component("gptq", {"targets": "own"} if options.preset.float8 is not None else {})
     if options.gptaq:
         if rounder.name != "gptq" or options.targets == "own":
@@ -357,7 +368,7 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
         (options.sweeps, "--sweeps", "sweeps", "only gptq goes over columns again"),
         (options.damp, "--damp", "damp", "only gptq has a Hessian"),
         (options.targets, "--targets", "targets", "its rounder has no targets"),
-        (options.importance, "--importance", "importance", "only gptq weights tokens"),
+        (options.importance, "--importance", "importance", "only gptq weights tokens and rows"),
     ):
         if given is None:
             continue

@@ -111,6 +111,11 @@ class _Part:
         """Whether statistics weight tokens by the gradients of the model (``BlockInputs.weights``)."""
         return False
 
+    @property
+    def weighs_rows(self) -> bool:
+        """Whether outputs count by the gradients of the model (``BlockInputs.rows``)."""
+        return False
+
     def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
         """Return why it cannot be part of ``recipe`` for this scheme, or None."""
         return None
@@ -196,6 +201,10 @@ class Recipe:
     @property
     def weighs_tokens(self) -> bool:
         return any(part.weighs_tokens for part in self.parts)
+
+    @property
+    def weighs_rows(self) -> bool:
+        return any(part.weighs_rows for part in self.parts)
 
     @property
     def folds(self) -> bool:

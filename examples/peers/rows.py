@@ -86,6 +86,7 @@ W8KV8 = "8-bit weights and KV cache"
 GPTQ_SETTINGS: dict[str, dict[str, Any]] = {
     "gptq, own targets": {"targets": "own"},
     "gptq, token weights": {"importance": "gradient"},
+    "gptq, feedback along rows": {"importance": "gradient-rows"},
     "gptq, Hadamard rotation": {"rotate": "hadamard"},
     "gptq, learned rotation": {"rotate": "learned"},
     "gptq, tuned": {"tune": "96steps"},
@@ -157,7 +158,7 @@ def our_rows(bits: int, symmetric: bool) -> Iterator[Row]:
     yield ours(kind, "RTN", "awq", plain=True) if zero_points else ours(kind, "RTN", "gptq", plain=True, **grid)
     yield ours(kind, "gptq", "gptq", **grid)
     if zero_points:
-        yield ours(kind, "awq", "awq")
+        yield ours(kind, "awq", "awq", targets="own")
         yield ours(kind, "awq, original targets", "awq", targets="original")
     for name, more in GPTQ_SETTINGS.items():
         if more.keys() <= OPTIONS and all(bits <= MAX_BITS.get(option, bits) for option in more):

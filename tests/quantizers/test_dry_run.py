@@ -107,7 +107,12 @@ def test_gptq_holds_more_than_rounding_and_more_tokens_take_more(
 
 @pytest.mark.parametrize(
     ("more", "reason"),
-    [({"tune": "4steps"}, "--tune"), ({"rotate": "hadamard"}, "--rotate"), ({"workers": 2}, "one process")],
+    [
+        ({"tune": "4steps"}, "--tune"),
+        ({"rotate": "hadamard"}, "--rotate"),
+        ({"importance": "gradient-rows"}, "--importance"),
+        ({"workers": 2}, "one process"),
+    ],
 )
 def test_memory_that_is_not_counted_is_said_to_be_unknown(
     tiny_model: Callable[..., Path], tmp_path: Path, more: dict[str, Any], reason: str

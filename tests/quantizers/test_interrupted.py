@@ -54,6 +54,7 @@ def stop_at(block: int) -> Callable[[StageProgress], None]:
     [
         *((method, {}) for method in ("weight_only_int8", "smooth_quant", "awq", "gptq")),
         ("gptq", {"importance": "gradient", "rotate": "hadamard"}),
+        ("gptq", {"importance": "gradient-rows", "bits": 2}),
         ("awq", {"targets": "original", "rotate": "learned"}),
     ],
 )

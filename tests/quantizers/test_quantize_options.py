@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,20 @@ def test_floats_are_rounded_by_gptq_where_calibration_is_given(method: str) -> N
     assert rounder(calibration="text.txt", gptq=False) == "rtn"
     solved = options(method, gptq=True).resolved_recipe.rounder
     assert solved.targets == ("own" if method == "fp8" else "original")  # type: ignore[attr-defined]
+
+
+def test_awq_aims_at_the_original_model_below_8_bits(tmp_path: Path) -> None:
+    def targets(*recipe: str, **fields: Any) -> str:
+        file = tmp_path / "recipe.yaml"
+        file.write_text("\n".join(recipe))
+        chosen = QuantizeOptions.from_recipe(file, input="in", output="out") if recipe else options("awq", **fields)
+        return chosen.resolved_recipe.rounder.targets  # type: ignore[attr-defined,no-any-return]
+
+    assert targets() == targets(bits=4, symmetric=True) == targets("quant_type: awq") == "original"
+    assert targets(bits=8) == targets(targets="own") == targets("quant_type: awq", "bits: 8") == "own"
+    assert targets(bits=8, targets="original") == "original"
+    # A rounder that a recipe names has its own defaults, so that recipes of earlier reports repeat their runs.
+    assert targets("quant_type: awq", "rounder: {name: rtn}") == "own"
 
 
 def test_options_import_nothing_heavy() -> None:
@@ -93,6 +108,11 @@ def test_alternative_spellings_of_methods_are_accepted() -> None:
         ({"method": "nvfp4", "target_bpw": 4.5}, "option_conflict"),
         ({"importance": "much"}, "bad_option"),
         ({"method": "awq", "importance": "gradient"}, "option_conflict"),
+        ({"method": "awq", "importance": "gradient-rows"}, "option_conflict"),
+        ({"method": "gguf", "importance": "gradient-rows"}, "bad_option"),
+        ({"method": "nvfp4", "gptq": True, "importance": "gradient-rows"}, "option_conflict"),
+        ({"method": "smooth_quant", "gptq": True, "importance": "gradient-rows"}, "option_conflict"),
+        ({"awq_scaling": True, "importance": "gradient-rows"}, "option_conflict"),
         ({"method": "smooth_quant", "importance": "gradient"}, "option_conflict"),
         ({"tune": 0}, "bad_option"),
         ({"tune": -5}, "bad_option"),
@@ -169,6 +189,9 @@ def test_weights_of_tokens_are_a_parameter_of_gptq() -> None:
     assert not options().resolved_recipe.weighs_tokens
     assert not options(importance="none").resolved_recipe.weighs_tokens
     assert options(importance="gradient").resolved_recipe.weighs_tokens
+    assert not options(importance="gradient").resolved_recipe.weighs_rows
+    rows = options(importance="gradient-rows").resolved_recipe
+    assert rows.weighs_rows and not rows.weighs_tokens
     assert options("smooth_quant", gptq=True, importance="gradient").resolved_recipe.weighs_tokens
     assert not options("awq", importance="none").resolved_recipe.weighs_tokens
 

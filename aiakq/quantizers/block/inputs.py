@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from aiakq.quantizers.block.result import BlockResult
 from aiakq.quantizers.block.statistics import Seen, Statistic, merge_parts
 from aiakq.quantizers.importance.routing import routed_tokens
+from aiakq.quantizers.importance.row_factors import RowFactors
 from aiakq.quantizers.importance.token_weights import RoutedTokens, TokenWeights
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations
 from aiakq.quantizers.model.experts import ExpertTokens, count_tokens, expert_pattern, experts_of
@@ -42,6 +43,7 @@ class BlockInputs:
                  accumulated in one pass.
     workers      the workers that share the batches.
     weights      weights of the calibration tokens, of the batches of this worker; None: all are 1.
+    rows         factors of the linears' rows; None unless the recipe weighs them.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class BlockInputs:
         self._shards = shards(len(activations.hidden))
         self._ahead: dict[str, Tensor] = {}
         self.weights: TokenWeights | None = None
+        self.rows: RowFactors | None = None
 
     def record_calls(self, names: Iterable[str]) -> dict[str, list[ModuleCall]]:
         """Record calls of the named modules ("" is the block) on a sample of tokens; see module_calls.py."""

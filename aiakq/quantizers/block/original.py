@@ -24,12 +24,14 @@ class OriginalBlock:
     inputs     its inputs in that model on some of the calibration batches; the others are absent.
     residuals  the linears whose outputs are added to the residual stream.
     advanced   the batches whose inputs have been replaced by the block's outputs.
+    tokens_per_input  calibration tokens in that model per input of the widest linear; those of all workers.
     """
 
     module: nn.Module
     inputs: Activations
     residuals: Mapping[str, Residual] = field(default_factory=dict)
     advanced: set[int] = field(default_factory=set)
+    tokens_per_input: float = 0.0
 
     def advance(self, index: int) -> None:
         """Replace the inputs by the outputs of the block, which has the index ``index``."""
@@ -47,7 +49,9 @@ class OriginalModel:
     def __init__(self, blocks: Iterable[nn.Module], inputs: Activations, workers: Workers, recipe: Recipe) -> None:
         self._folds = recipe.folds
         self._residuals = ResidualTrace()
+        blocks = list(blocks)
         every = batch_step(blocks, inputs.tokens, recipe.rounder.original_tokens)
+        self._tokens_per_input = inputs.tokens / every / widest(blocks)
         hidden = inputs.hidden
         mine = [batch for shard in shards(len(hidden))[workers.rank :: workers.size] for batch in shard]
         self.inputs = inputs.copy()
@@ -64,7 +68,8 @@ class OriginalModel:
             mixture.matrices = 2
         residuals = self._residuals.trace(module, index, inputs)
         shared = {} if self._folds else {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-        return OriginalBlock(copy.deepcopy(module, shared), self.inputs, residuals)
+        original = copy.deepcopy(module, shared)
+        return OriginalBlock(original, self.inputs, residuals, tokens_per_input=self._tokens_per_input)
 
 
 def batch_step(blocks: Iterable[nn.Module], tokens: int, per_input: int) -> int:
@@ -73,11 +78,12 @@ def batch_step(blocks: Iterable[nn.Module], tokens: int, per_input: int) -> int:
 
     Experts see only a part of the tokens, so that all are needed.
     """
-    widest = 1
-    if not per_input:
+    blocks = list(blocks)
+    if not per_input or any(experts_of(block) for block in blocks):
         return 1
-    for block in blocks:
-        if experts_of(block):
-            return 1
-        widest = max(widest, *(linear.in_features for linear in block_linears(block).values()))
-    return max(1, tokens // (widest * per_input))
+    return max(1, tokens // (widest(blocks) * per_input))
+
+
+def widest(blocks: Iterable[nn.Module]) -> int:
+    """Return the inputs of the widest linear of the blocks."""
+    return max((linear.in_features for block in blocks for linear in block_linears(block).values()), default=1)

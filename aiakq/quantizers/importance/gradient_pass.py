@@ -7,7 +7,7 @@ checkpoint is read once more, and memory holds a block in float32 with the activ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from aiakq.errors import error, one_line
 from aiakq.quantizers.importance.routing import routed_tokens
+from aiakq.quantizers.importance.row_factors import RowFactors, RowSums, finished, merge
 from aiakq.quantizers.importance.token_weights import RoutedTokens, TokenWeights
 from aiakq.quantizers.model.activations import Activations, HiddenStates
 from aiakq.quantizers.model.experts import expert_pattern
@@ -34,6 +35,7 @@ class GradientPass:
     batches   token ids of all calibration batches, each [B, T] int64.
     budget    bytes of hidden states in memory; the rest is spilled to files in ``scratch``.
     seed      seed of the sampled tokens.
+    rows      whether to find the factors of the rows as well; they take up to a quarter of the budget.
     progress  receives the number of finished blocks, forward and backward, and their total.
     """
 
@@ -46,14 +48,17 @@ class GradientPass:
         scratch: Path,
         seed: int,
         progress: OnBatch,
+        rows: bool = False,
     ) -> None:
         self.model = model
         self.batches = batches
         self.workers = workers
-        self.budget = budget
+        self._row_budget = budget / 4 if rows else 0.0
+        self.budget = budget - self._row_budget
         self.scratch = scratch
         self.seed = seed
         self.progress = progress
+        self.rows = rows
         self._shards = shards(len(batches))
         self._mine = [batch for shard in self._shards[workers.rank :: workers.size] for batch in shard]
         self._inputs: list[Activations] = []
@@ -123,23 +128,36 @@ class GradientPass:
         model.load(block, model.block_prefix(index))
 
         def work(block: nn.Module, batch: int, device: torch.device) -> tuple[Tensor, _OutputGradients]:
-            with torch.inference_mode(False), _OutputGradients(block, self.batches[batch].numel()) as seen:
+            tokens = self.batches[batch].numel()
+            with torch.inference_mode(False), _OutputGradients(block, tokens, self.rows) as seen:
                 hidden, output = inputs.run_with_gradient(block, index, batch, device)
                 upstream = gradients[batch].to(device)
                 (gradient,) = torch.autograd.grad(output, hidden, upstream.clone())
             return gradient.cpu(), seen
 
-        sums = _Sums(list(block_linears(block)), self._shards, self.workers)
+        linears = block_linears(block)
+        sums = _Sums(list(linears), self._shards, self.workers)
+        outputs = RowSums({name: linear.out_features for name, linear in linears.items()})
         found = TokenWeights()
+
+        def parts() -> Iterator[list[Value]]:
+            """Go over the batches; yield the sums for the rows' factors of each shard."""
+            last = {shard[-1] for shard in self._shards}
+            for batch, (gradient, seen) in inputs.spread(block, self._mine, work):
+                before.put(batch, gradient)
+                sums.add(batch, seen, found)
+                outputs.add(seen.gradients)
+                if batch in last:
+                    yield outputs.take()
+
         with deterministic_gradients():
             try:
-                for batch, (gradient, seen) in inputs.spread(block, self._mine, work):
-                    before.put(batch, gradient)
-                    sums.add(batch, seen, found)
+                self._go(parts(), linears, found)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as problem:
-                what = f"--importance gradient with {type(model.model).__name__} ({one_line(problem)})"
+                option = "--importance gradient-rows" if self.rows else "--importance gradient"
+                what = f"{option} with {type(model.model).__name__} ({one_line(problem)})"
                 raise error("unsupported", what=what, hint="Leave --importance away.") from problem
         found.means = sums.means()
         weights.append(found)
@@ -148,6 +166,16 @@ class GradientPass:
         release_memory()
         return before
 
+    def _go(self, parts: Iterator[list[Value]], linears: Mapping[str, nn.Linear], found: TokenWeights) -> None:
+        """Go over the batches of a block, and put the factors of its rows into ``found`` if they are wanted."""
+        if not self.rows:
+            for _ in parts:
+                pass
+            return
+        totals = self.workers.combine(len(self._shards), parts, merge)
+        budget = self._row_budget / len(self.model.blocks)
+        found.rows = RowFactors(finished(list(linears), totals), budget, self.scratch)
+
 
 class _OutputGradients:
     """Context manager: the squared norms of the gradients at the outputs of a block's linears.
@@ -155,10 +183,12 @@ class _OutputGradients:
     squares  name -> [tokens] float32 on the CPU; absent if a linear ran more than once.
     routing  name of an expert's linear -> its tokens.
     tokens   number of tokens of the batch.
+    gradients  the gradients themselves, [tokens, N] float32, if they are ``kept``; else empty.
     """
 
-    def __init__(self, block: nn.Module, tokens: int) -> None:
-        self.tokens = tokens
+    def __init__(self, block: nn.Module, tokens: int, kept: bool = False) -> None:
+        self.tokens, self.kept = tokens, kept
+        self.gradients: dict[str, Tensor] = {}
         self._linears = block_linears(block)
         self._block = block
         self._calls = dict.fromkeys(self._linears, 0)
@@ -177,11 +207,15 @@ class _OutputGradients:
         for name, calls in self._calls.items():
             if calls > 1:
                 self.squares.pop(name, None)
+                self.gradients.pop(name, None)
 
     def _hook(self, name: str) -> Callable[[nn.Module, object, Tensor], None]:
         def note(gradient: Tensor) -> None:
             squares = gradient.detach().float().square().sum(-1).flatten().cpu()
             self.squares[name] = torch.nan_to_num(squares, nan=0.0, posinf=0.0)
+            if self.kept:
+                rows = gradient.detach().float().flatten(0, -2)
+                self.gradients[name] = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
 
         def watch(_: nn.Module, args: object, output: Tensor) -> None:
             self._calls[name] += 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from aiakq.quantizers.importance.row_factors import RowFactors
 from aiakq.quantizers.model.experts import expert_pattern
 
 #: Maximum weight of a token. Single tokens reach 150 times the mean, and would decide the codes alone.
@@ -34,10 +35,12 @@ class TokenWeights:
              original and the quantized model, all of one projection share an entry, named by ``expert_pattern``: the
              squared norm of a token over the squared weight of the expert's output.
     means    the same names, and those of the experts' linears -> the mean over all tokens of the run.
+    rows     the factors of the rows, if they were wanted; those of all workers together.
     """
 
     squares: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     means: dict[str, float] = field(default_factory=dict)
+    rows: RowFactors | None = None
 
     def of(self, group: Sequence[str], batch: int, routing: RoutedTokens | None = None) -> Tensor | None:
         """Return the weights [T] float32 of a batch's tokens for linears that share an input, with a mean near 1.

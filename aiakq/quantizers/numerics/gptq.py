@@ -97,12 +97,16 @@ class GptqSolver:
         self.cost = self.hinv.diagonal().pow(-2)
 
     def round(
-        self, weight: Tensor | Sequence[Tensor], shift: Tensor | None = None, fixed: Tensor | None = None
+        self,
+        weight: Tensor | Sequence[Tensor],
+        shift: Tensor | None = None,
+        fixed: Tensor | None = None,
+        drifts: bool = True,
     ) -> GptqResult:
         """Round ``weight`` [N, K] float32, or several of equal K as if they were concatenated along N; not modified.
 
-        ``shift`` [N, K] is added to that of the drift. ``fixed`` [N, K / G] float32 are scales that may not be chosen;
-        then none is refitted.
+        ``shift`` [N, K] is added to that of the drift, which is left out if not ``drifts``. ``fixed`` [N, K / G]
+        float32 are scales that may not be chosen; then none is refitted.
         """
         settings, size = self.settings, self.group_size
         assert fixed is None or not settings.refit, "fixed scales are not refitted"
@@ -112,7 +116,7 @@ class GptqSolver:
         k = parts[0].shape[1]
         # Transpose, so that each step works on contiguous memory.
         columns = torch.cat([part.T for part in parts], dim=1)
-        pending = self._pending(columns, shift)
+        pending = self._pending(columns, shift) if drifts else None
         if self.moved is not None:
             columns = columns[self.moved]
         n = columns.shape[1]
@@ -141,6 +145,23 @@ class GptqSolver:
             self._improve([len(part) for part in parts] if columns.device.type == "cpu" else [n], grid, columns)
         del columns
         return GptqResult(grid.codes.T.contiguous(), scales.T.contiguous(), zeros.T.contiguous(), self.damp)
+
+    def target(self, weight: Tensor, shift: Tensor | None) -> Tensor:
+        """Return the weights [N, K] that ``round`` steers towards, a new tensor: ``W* = W + S H^-1``."""
+        columns = weight.T.contiguous()
+        pending = self._pending(columns, shift)
+        if pending is None:
+            return weight.clone()
+        moves = torch.zeros_like(columns)
+        _add_transposed_upper(self.hinv, pending, moves)
+        return columns.index_add_(0, self.order, moves).T.contiguous()
+
+    def values(self, result: GptqResult) -> Tensor:
+        """Return the dequantized weights [N, K] of a result."""
+        n, size = len(result.codes), self.group_size
+        groups = result.codes.float().view(n, -1, size).movedim(2, 0)
+        values = self.settings.grid.units(groups, result.zeros).mul_(result.scales)
+        return values.movedim(0, 2).reshape(n, -1)
 
     def _rounded_to_nearest(self, weight: Tensor, fixed: Tensor | None) -> GptqResult:
         """Round without a Hessian: weight [N, K]; ``fixed`` as in ``round``."""

@@ -127,9 +127,11 @@ class Descent:
         units = torch.cat([self._units(group, rows) for group in range(self.groups)])
         slopes = _sums((units * self.gradient[:, rows]).view(self.groups, self.size, n).transpose(0, 1))
         matrices = torch.empty(n, self.groups, self.groups, device=units.device)
+        # One buffer: to get fresh memory for every group takes as long as the sums.
+        buffer = torch.empty_like(units)
         for group in range(self.groups):
             mine = slice(group * self.size, (group + 1) * self.size)
-            response = self.hessian[: mine.stop, mine] @ units[mine]
+            response = torch.mm(self.hessian[: mine.stop, mine], units[mine], out=buffer[: mine.stop])
             response[mine] += units[mine] * self.damping
             parts = response.mul_(units[: mine.stop]).view(group + 1, self.size, n).transpose(0, 1)
             column = _sums(parts).T
@@ -166,14 +168,14 @@ def _usable(new: Tensor, old: Tensor) -> Tensor:
 
 
 def _sums(x: Tensor) -> Tensor:
-    """Return the sums of x [L, ...] over its first dimension: on a CPU by halving, so that their bits depend on nothing
-    else; torch's sum on a GPU has the same bits each time."""
+    """Return the sums of x [L, ...], which is overwritten, over its first dimension: on a CPU by halving, so that their
+    bits depend on nothing else; torch's sum on a GPU has the same bits each time."""
     if x.device.type != "cpu":
         return x.sum(0)
     while len(x) > 1:
         half = len(x) // 2
-        rest = x[2 * half :]
-        x = x[:half] + x[half : 2 * half]
-        if len(rest):
-            x[0] += rest[0]
+        x[:half] += x[half : 2 * half]
+        if len(x) % 2:
+            x[0] += x[-1]
+        x = x[:half]
     return x[0]

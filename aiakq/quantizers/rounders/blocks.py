@@ -38,6 +38,9 @@ class GptqBlocks(Gptq):
         super().__post_init__()
         self.require(not self.refit, "refit", "false: scales of blocks are not refitted")
         self.require(
+            not self.weighs_rows, "importance", "gradient or none: blocks are rounded without feedback along rows"
+        )
+        self.require(
             self.act_order != "static", "act_order", "group or none: a block has inputs that follow each other"
         )
 

@@ -23,10 +23,14 @@ from aiakq.quantizers.block.decoder_block import BlockPart, DecoderBlock
 from aiakq.quantizers.model.experts import expert_pattern
 from aiakq.quantizers.numerics.code_grid import CodeGrid
 from aiakq.quantizers.numerics.gptq import GptqSettings, GptqSolver
-from aiakq.quantizers.recipe import Rounder, like_option
+from aiakq.quantizers.numerics.row_feedback import round_with_rows
+from aiakq.quantizers.recipe import Recipe, Rounder, like_option
 from aiakq.quantizers.rounders.targets import Moments, OriginalTargets, runs
 from aiakq.quantizers.workers.protocol import SHARDS, Task, Value
+from aiakq.spec import LayerSpec
 
+#: The largest alpha and beta for cross moments of few tokens, whose errors limit what is gained.
+_MOST_OF_FEW = 0.5
 #: Minimum rows per task: factoring the Hessian again on another worker takes as long as rounding a few hundred rows.
 _FEWEST_ROWS = 256
 #: Maximum weights per task on a GPU, where the launches of one task take as long as those of another with more rows.
@@ -50,9 +54,11 @@ class Gptq(Rounder):
     alpha, beta   which part of the errors of the inputs, and of the residual stream, ``original`` makes up for.
     original_tokens   calibration tokens per input of the widest linear for which ``original`` runs the unquantized
                   model; 0: all of them.
+    enough_tokens  tokens per input, like these, below which alpha and beta are at most 0.5.
     signed        whether symmetric scales of at most 4 bits may be negative; None: with the targets ``original``.
     refit         whether scales are fitted again to the codes, in and after the sweeps; None: likewise, below 8 bits.
-    importance    ``gradient`` weights calibration tokens by the gradients of the original model, ``none`` equally.
+    importance    ``gradient`` weights calibration tokens by the gradients of the original model, ``gradient-rows``
+                  outputs (numerics/row_feedback.py), ``none`` equally.
     """
 
     act_order: str = like_option("group", "act_order")
@@ -63,6 +69,7 @@ class Gptq(Rounder):
     alpha: float = declare(0.5, low=0.0, high=1.0, expected="between 0 and 1")
     beta: float = declare(0.5, low=0.0, high=1.0, expected="between 0 and 1")
     original_tokens: int = declare(Rounder.original_tokens, low=0, expected="a whole number from 0 on")
+    enough_tokens: int = declare(0, low=0, expected="a whole number from 0 on")
     signed: bool | None = None
     refit: bool | None = None
     importance: str = like_option("none", "importance")
@@ -78,6 +85,17 @@ class Gptq(Rounder):
     def weighs_tokens(self) -> bool:
         return self.importance == "gradient"
 
+    @property
+    def weighs_rows(self) -> bool:
+        return self.importance == "gradient-rows"
+
+    def refusal(self, recipe: Recipe, scheme: LayerSpec) -> str | None:
+        if self.weighs_rows and scheme.is_float:
+            return "importance gradient-rows is for integer codes; floats have importance gradient"
+        if self.weighs_rows and recipe.folds:
+            return "importance gradient-rows needs the outputs of the original model, which folded scales change"
+        return None
+
     def round(self, block: DecoderBlock, part: BlockPart) -> None:
         moments_of = self._moments_of(block)
         signed = self._with_original(self.signed) and self.scale_search == "mse"
@@ -86,7 +104,7 @@ class Gptq(Rounder):
             for group in run:
                 moments = moments_of(group)
                 matrices += [
-                    MatrixOfLinears(block, names, group, moments, signed) for names in block.same_scheme(group)
+                    MatrixOfLinears(block, names, group, moments, signed) for names in self._together(block, group)
                 ]
                 del moments
             self._round(block, matrices)
@@ -95,13 +113,18 @@ class Gptq(Rounder):
             if name not in block.result.finished:
                 self._finish_nearest(block, name)
 
+    def _together(self, block: DecoderBlock, group: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Split a group into linears that are rounded together: of one scheme; single ones if each has a factor."""
+        return [(name,) for name in group] if self.weighs_rows else block.same_scheme(group)
+
     def _finish_nearest(self, block: DecoderBlock, name: str) -> None:
         """Submit a linear without calibration tokens."""
         block.finish(name, block.rtn(name))
 
     def _moments_of(self, block: DecoderBlock) -> _MomentsOf:
         if block.original is not None and self.needs_original:
-            return OriginalTargets(block, self.alpha, self.beta).moments
+            most = 1.0 if block.original.tokens_per_input >= self.enough_tokens else _MOST_OF_FEW
+            return OriginalTargets(block, min(self.alpha, most), min(self.beta, most)).moments
         return lambda group: Moments(block.inputs.hessians([group[0]], keep=True)[group[0]])
 
     def _with_original(self, value: bool | None) -> bool:
@@ -110,7 +133,7 @@ class Gptq(Rounder):
 
     def _round(self, block: DecoderBlock, matrices: Sequence[MatrixOfLinears]) -> None:
         """Round independent matrices, split into tasks for the workers."""
-        tasks, of_matrix, solvers = [], [], dict[MatrixOfLinears, GptqSolver]()
+        tasks, of_matrix, solvers = [], [], dict[object, GptqSolver]()
         for number, matrix in enumerate(matrices):
             for rows in matrix.cuts():
                 of_matrix.append(number)
@@ -124,18 +147,21 @@ class Gptq(Rounder):
         for matrix, results in zip(matrices, by_matrix, strict=True):
             self._finish(block, matrix.names, results)
 
-    def _round_rows(
-        self, solvers: dict[MatrixOfLinears, GptqSolver], matrix: MatrixOfLinears, rows: range
-    ) -> list[Value]:
+    def _round_rows(self, solvers: dict[object, GptqSolver], matrix: MatrixOfLinears, rows: range) -> list[Value]:
         """Return the result for some rows. ``solvers`` caches only the last, as they are large."""
-        if matrix not in solvers:
+        key: object = (matrix.moments, matrix.spec.layer) if self.weighs_rows else matrix
+        if key not in solvers:
             solvers.clear()
-            solvers[matrix] = self._solver(matrix)
-        return self._rounded(solvers[matrix], matrix, rows)
+            solvers[key] = self._solver(matrix)
+        return self._rounded(solvers[key], matrix, rows)
 
     def _rounded(self, solver: GptqSolver, matrix: MatrixOfLinears, rows: range) -> list[Value]:
         """Return codes, scales, zeros and damping of some rows."""
-        result = solver.round(matrix.weights(rows), matrix.shift(rows), matrix.fixed(rows))
+        factor = matrix.factor
+        if factor is None:
+            result = solver.round(matrix.weights(rows), matrix.shift(rows), matrix.fixed(rows))
+        else:
+            result = round_with_rows(solver, *matrix.weights(rows), matrix.shift(rows), factor)
         return [result.codes, result.scales, result.zeros, result.damp]
 
     def _solver(self, matrix: MatrixOfLinears) -> GptqSolver:
@@ -199,11 +225,19 @@ class MatrixOfLinears:
         known = [each for each in scales if each is not None]
         return torch.cat(known)[rows.start : rows.stop] if known else None
 
+    @property
+    def factor(self) -> Tensor | None:
+        """Return the factor [N, N] of the rows of a single linear; None without."""
+        rows, name = self._block.inputs.rows, self.names[0]
+        factor = None if rows is None else rows.of(name)
+        return None if factor is None else factor.to(self.moments.hessian.device)
+
     def cuts(self) -> list[range]:
         """Split the rows into tasks of equal size, independent of the number of workers. Experts are not split: there
-        are enough of them. On a GPU there are no other workers, and tasks are as large as memory allows."""
+        are enough of them; nor are linears whose rows make up for each other. On a GPU there are no other workers, and
+        tasks are as large as memory allows."""
         total = sum(self._block.linears[name].out_features for name in self.names)
-        if expert_pattern(self.names[0]) is not None:
+        if expert_pattern(self.names[0]) is not None or self._block.inputs.rows is not None:
             return [range(total)]
         count, hessian = SHARDS, self.moments.hessian
         if hessian.device.type != "cpu":

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.importance.gradient_pass import GradientPass
+from aiakq.quantizers.importance.row_factors import RowFactors
 from aiakq.quantizers.importance.token_weights import MAX_WEIGHT, RoutedTokens, TokenWeights
 from aiakq.quantizers.model.activations import batched
 from aiakq.quantizers.model.source import SourceModel
@@ -132,3 +133,43 @@ def assert_same(one: list[TokenWeights], other: list[TokenWeights]) -> None:
         for name, squares in mine.squares.items():
             assert squares.keys() == theirs.squares[name].keys()
             assert all(torch.equal(square, theirs.squares[name][batch]) for batch, square in squares.items())
+
+
+def factors_of(source: Path, scratch: Path, budget: float = 1e9) -> list[RowFactors | None]:
+    model = SourceModel(Checkpoint.open(source), torch.float32, torch.device("cpu"))
+    found = GradientPass(model, BATCHES, FirstWorker(), budget, scratch, 0, lambda done, total: None, rows=True).run()
+    return [weights.rows for weights in found]
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+def test_factors_are_second_moments_of_gradients(
+    architecture: str, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = tiny_model(architecture)
+    wanted = whole_model_gradients(source)
+    compared = 0
+    for index, rows in enumerate(factors_of(source, tmp_path)):
+        assert rows is not None
+        for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"):
+            if f"model.layers.{index}.{name}" not in wanted:
+                continue
+            gradients = torch.cat(wanted[f"model.layers.{index}.{name}"])
+            expected, found = gradients.T @ gradients, rows.of(name)
+            assert found is not None
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+            compared += 1
+        if architecture.startswith("Qwen3Moe"):
+            assert rows.of("mlp.experts.0.down_proj") is not None
+    assert compared >= 4
+
+
+def test_factors_on_disk_have_the_same_bits(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = tiny_model("LlamaForCausalLM")
+    in_memory, on_disk = factors_of(source, tmp_path), factors_of(source, tmp_path, budget=0)
+    for one, other in zip(in_memory, on_disk, strict=True):
+        assert one is not None and other is not None
+        assert one.bytes_in_memory > 0 and not other.bytes_in_memory
+        first, second = one.of("mlp.up_proj"), other.of("mlp.up_proj")
+        assert first is not None and second is not None and torch.equal(first, second)
+    del on_disk, other
+    assert not list(tmp_path.iterdir())

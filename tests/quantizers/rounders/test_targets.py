@@ -55,7 +55,7 @@ def decoder_block(options: QuantizeOptions, index: int = 1, width: int = 64, mul
 
 
 def options(**fields: Any) -> QuantizeOptions:
-    return QuantizeOptions("a", "b", "gptq", group_size=32, bits=3, **fields)
+    return QuantizeOptions("a", "b", "gptq", group_size=32, **{"bits": 3, **fields})
 
 
 def states(block: DecoderBlock) -> tuple[list[Tensor], list[Tensor]]:
@@ -209,6 +209,40 @@ def test_a_recipe_says_on_how_many_tokens_the_original_model_runs(tokens: int, b
     inputs = Activations(hidden, {(2, 64): [Call((), {})]}, torch.device("cpu"))
     rounder = load_rounder(Component("gptq", {"original_tokens": tokens}))
     assert OriginalModel([Block()], inputs, FirstWorker(), Recipe((), rounder)).inputs.here == batches
+
+
+def test_2_bits_make_up_for_more_of_the_errors_given_enough_tokens() -> None:
+    """The default at 2 bits, and at others with these parameters; fewer tokens have the codes of other widths."""
+
+    def parameters(**fields: Any) -> tuple[Any, ...]:
+        rounder = vars(options(**fields).resolved_recipe.rounder)
+        return tuple(rounder[name] for name in ("alpha", "beta", "original_tokens", "enough_tokens"))
+
+    assert parameters(bits=2) == (0.75, 0.75, 48, 32)
+    assert parameters(bits=4) == parameters(bits=3) == (0.5, 0.5, 16, 0)
+
+    def codes(tokens: float, **given: float) -> Tensor:
+        found = decoder_block(options(bits=2))
+        assert found.original is not None
+        found.original.tokens_per_input = tokens
+        rounder = load_rounder(Component("gptq", given))
+        with torch.no_grad():
+            quantize_block(Recipe((), rounder), found)
+        return found.result.finished["down"].codes
+
+    more = {"alpha": 0.75, "beta": 0.75, "enough_tokens": 32}
+    assert torch.equal(codes(32, **more), codes(0, alpha=0.75, beta=0.75))
+    assert torch.equal(codes(31.9, **more), codes(0))
+    assert not torch.equal(codes(32, **more), codes(31.9, **more))
+
+
+def test_the_original_model_says_how_many_tokens_an_input_has() -> None:
+    inputs = Activations([torch.randn(2, 64, 64) for _ in range(4)], {(2, 64): [Call((), {})]}, torch.device("cpu"))
+    for tokens, every in ((0, 1), (4, 2)):
+        rounder = load_rounder(Component("gptq", {"original_tokens": tokens}))
+        model = OriginalModel([Block()], inputs.copy(), FirstWorker(), Recipe((), rounder))
+        found = model.block(Block(), 0, inputs)
+        assert found.tokens_per_input == 512 / every / 64
 
 
 def test_gptaq_is_another_name_of_the_targets_of_the_original_model() -> None:

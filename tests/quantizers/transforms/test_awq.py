@@ -128,7 +128,7 @@ def test_scales_rescue_a_channel_that_matters_in_a_block_with_parallel_attention
 
 def test_a_block_that_awq_makes_worse_is_quantized_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awq.Candidate, "scales", lambda self, x, w: torch.linspace(1e-3, 1e3, len(x)))
-    found, plain = quantized(), rounded_to_nearest()
+    found, plain = quantized(targets="own"), rounded_to_nearest()
     assert "was quantized without awq" in found.result.warnings[0]
     assert not found.folder.changed
     for name, weight in plain.result.finished.items():

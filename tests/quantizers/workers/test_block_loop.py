@@ -80,8 +80,9 @@ def run(source: Path, recipe: Recipe, method: str, scratch: Path, workers: Worke
         ("LlamaForCausalLM", Recipe((Watcher(),), Rtn()), "gptq"),
         ("Qwen2MoeForCausalLM", Recipe((), Gptq()), "gptq"),
         ("Qwen2MoeForCausalLM", Recipe((), Gptq(importance="gradient")), "gptq"),
+        ("Qwen2MoeForCausalLM", Recipe((), Gptq(importance="gradient-rows")), "gptq"),
     ],
-    ids=["a transform from outside", "experts", "weights of tokens"],
+    ids=["a transform from outside", "experts", "weights of tokens", "factors of rows"],
 )
 def test_codes_are_those_of_one_worker(
     architecture: str,
