@@ -9,7 +9,6 @@ from torch import Tensor
 
 from aiakq.kernels import triton
 from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts, Routed, TorchExperts, grouped_rows
-from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.triton.experts_products import Blocks, ExpertProduct, product_of
 from aiakq.kernels.triton.layouts import COLUMNS, block_for, warps_for
 from aiakq.kernels.types import ExpertsProblem
@@ -64,7 +63,8 @@ class PairwiseExperts(GroupedExperts):
         if tokens:
             experts_sum_kernel[(tokens, -(-width // block))](
                 outputs, routed.selected.contiguous(), routed.weights.contiguous(), sums, width, first, end,
-                TOP=top, SLOTS=block_for(top), WEIGHTED=not routed.weigh_inputs, BLOCK=block, num_warps=warps_for(block),
+                TOP=top, SLOTS=block_for(top), WEIGHTED=not routed.weigh_inputs, BLOCK=block,
+                num_warps=warps_for(block),
             )  # fmt: skip
         return sums
 

@@ -1,9 +1,9 @@
 """A mixture of experts without the host: pairs of tokens and experts sorted into blocks, and products over blocks.
 
 A pair is a row of the selection [T, A] flattened. ``experts_count_kernel`` counts the pairs of each expert,
-``experts_place_kernel`` writes the numbers of its pairs, in ascending order, into blocks of BM that belong to one expert
-alone: the rest of the last block is padding, and blocks that no expert needs have none. How many blocks there are
-follows from T alone, so that a CUDA graph can hold all of it.
+``experts_place_kernel`` writes the numbers of its pairs, in ascending order, into blocks of BM that belong to one
+expert alone: the rest of the last block is padding, and blocks that no expert needs have none. How many blocks there
+are follows from T alone, so that a CUDA graph can hold all of it.
 
 A product takes the rows of a block from where they are, tokens or pairs, and stores a row per pair: nothing is moved.
 Weights of all experts follow each other in the layouts of linear_kernel.py and linear_int8_kernel.py, whose loops are
@@ -142,7 +142,7 @@ def experts_words_kernel(
     tl.store(y_ptr + pair[None, :] * y_stride + n[:, None], acc.to(FLOAT), mask=there[None, :] & (n < N)[:, None])
 
 
-@triton.jit(do_not_specialize=["PAIRS"])
+@triton.jit(do_not_specialize=["PAIRS", "STEPS"])
 def experts_floats_kernel(
     x_ptr,  # [PAIRS / SHARE, K]
     pairs_ptr,  # [blocks, BM] int32
@@ -154,6 +154,7 @@ def experts_floats_kernel(
     y_stride,
     PAIRS,
     N,
+    STEPS,  # K / BK; if it were a constant, short loops would be unrolled and their products serialized
     SHARE: tl.constexpr,
     K: tl.constexpr,
     BN: tl.constexpr,
@@ -173,7 +174,9 @@ def experts_floats_kernel(
     w_at = w_ptr + (expert * N + tl.where(n < N, n, 0))[:, None] * K + k[None, :]
     x_at = x_ptr + row[None, :] * x_stride + k[:, None]
     acc = tl.zeros((BN, BM), tl.float32)
-    for step in tl.range(0, K // BK, num_stages=STAGES):
+    # See grouped_kernel in linear_kernel.py.
+    tl.assume(STEPS > 0)
+    for step in tl.range(0, STEPS, num_stages=STAGES):
         w = tl.load(w_at + step * BK, eviction_policy="evict_first")
         acc = dot(w, tl.load(x_at + step * BK), acc)
     if BIAS:
@@ -182,7 +185,7 @@ def experts_floats_kernel(
     tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=there[None, :] & (n < N)[:, None])
 
 
-@triton.jit(do_not_specialize=["PAIRS"])
+@triton.jit(do_not_specialize=["PAIRS", "STEPS"])
 def experts_integers_kernel(
     x_ptr,  # [PAIRS / SHARE, K] int8
     x_scales_ptr,  # [PAIRS / SHARE] float32
@@ -195,6 +198,7 @@ def experts_integers_kernel(
     y_stride,
     PAIRS,
     N,
+    STEPS,  # K / BK, as in experts_floats_kernel
     SHARE: tl.constexpr,
     N_PADDED: tl.constexpr,
     K: tl.constexpr,
@@ -213,10 +217,11 @@ def experts_integers_kernel(
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     pair, there, row = _rows_of(pairs_ptr, block, PAIRS, SHARE, BM)
     own_ptr = w_ptr + expert * (N_PADDED * K)
+    tl.assume(STEPS > 0)
     if WEIGHTS_LEFT:
-        acc = weights_times_rows(x_ptr, own_ptr, n, row, 0, K // BK, K, BN, BM, BK, STAGES)
+        acc = weights_times_rows(x_ptr, own_ptr, n, row, 0, STEPS, K, BN, BM, BK, STAGES)
     else:
-        acc = tl.trans(rows_times_weights(x_ptr, own_ptr, n, row, 0, K // BK, K, BN, BM, BK, STAGES))
+        acc = tl.trans(rows_times_weights(x_ptr, own_ptr, n, row, 0, STEPS, K, BN, BM, BK, STAGES))
     scales = tl.load(w_scales_ptr + expert * N_PADDED + n)
     value = acc.to(tl.float32) * tl.load(x_scales_ptr + row)[None, :] * scales[:, None]
     if BIAS:

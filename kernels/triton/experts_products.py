@@ -175,9 +175,9 @@ class IntegersProduct(ExpertProduct):
         experts_integers_kernel[(len(blocks.experts), -(-self.n // config.bn))](
             codes, scales, blocks.pairs, blocks.experts, self._weights, self._scales,
             out if self._bias is None else self._bias, out, out.stride(0), blocks.count, self.n,
-            SHARE=share, N_PADDED=self._weights.shape[1], K=self._k, BN=config.bn, BM=config.bm, BK=self._step,
-            STAGES=config.stages, WEIGHTS_LEFT=config.weights_left, BIAS=self._bias is not None,
-            num_warps=config.warps,
+            self._k // self._step, SHARE=share, N_PADDED=self._weights.shape[1], K=self._k, BN=config.bn,
+            BM=config.bm, BK=self._step, STAGES=config.stages, WEIGHTS_LEFT=config.weights_left,
+            BIAS=self._bias is not None, num_warps=config.warps,
         )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ class FloatsProduct(ExpertProduct):
         config = self._config(mean)
         experts_floats_kernel[(len(blocks.experts), -(-self.n // config.bn))](
             x, blocks.pairs, blocks.experts, self._weights, out if self._bias is None else self._bias, out,
-            x.stride(0), out.stride(0), blocks.count, self.n,
+            x.stride(0), out.stride(0), blocks.count, self.n, self._k // self._step,
             SHARE=share, K=self._k, BN=config.bn, BM=config.bm, BK=self._step, STAGES=config.stages,
             BIAS=self._bias is not None, num_warps=config.warps,
         )  # fmt: skip

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from aiakq.kernels.ops.activation import FUNCTIONS, TorchActivation
 from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.experts import ExpertLayers, PairExperts, Routed, TorchExperts
+from aiakq.kernels.ops.linear import RotatedLinear
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.row_parallel import SummedExperts
 from aiakq.kernels.ops.sharded import ShardedExperts, shares
-from aiakq.kernels.triton import configs, experts, linear, linear_int8
+from aiakq.kernels.triton import experts, experts_kernel, linear, linear_int8
 from aiakq.kernels.triton.activation import TritonActivation
 from aiakq.kernels.types import ExpertsProblem, QWeight
+from aiakq.runtime.layers.experts import SigmoidRouting, SoftmaxRouting, SparseMLP
+from aiakq.runtime.models.llama4 import TopSigmoidRouting
+from aiakq.runtime.models.phimoe import SparseMixerRouting
 
 HIDDEN, WIDTH = 128, 64
 DTYPES = [torch.float16, torch.bfloat16]
 #: Scheme -> stored bits and group, or None for floats.
-SCHEMES = {"floats": None, "w4a16": 32, "w2a16": 64, "w3a16": 64, "w8a16": 64, "w8a8": 64}
+SCHEMES = {"floats": None, "w4a16": 64, "w2a16": 64, "w3a16": 32, "w8a16": 128, "w8a8": 64}
 
 
 def make_layer(scheme: str, n: int, k: int, dtype, device, seed: int, bias: bool, **changes) -> tuple[Any, TorchDense]:
@@ -227,22 +231,122 @@ def test_experts_of_ranks(kind, count, size, looped, device, close):
                 assert torch.equal(found, wanted)
 
 
-class HostReads(TorchDispatchMode):
-    """Counts what makes the host wait for a GPU: numbers, lists and copies of results, and shapes that follow from
-    them."""
+#: Everything that selects experts, with the number of them and how many groups they are in.
+ROUTINGS = {
+    "softmax": SoftmaxRouting(4, normalize=True),
+    "softmax in groups": SoftmaxRouting(4, normalize=False, scale=2.0, groups=(4, 2)),
+    "sigmoid": SigmoidRouting(4, True, 2.5, TorchActivation(torch.sigmoid), torch.zeros(16), (4, 2)),
+    "top sigmoid": TopSigmoidRouting(1, TorchActivation(torch.sigmoid)),
+    "sparse mixer": SparseMixerRouting(0.01),
+}
 
-    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "bincount", "unique", "is_nonzero", "item", "equal")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
+@pytest.fixture
+def launches(monkeypatch) -> list[str]:
+    """The names of kernels that are launched from now on, which do not run."""
+    names: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name.removeprefix("aten::")
-        boolean = name.startswith("index") and any(
-            index is not None and index.dtype in (torch.bool, torch.uint8)
-            for index in (args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else [])
-        )
-        if boolean or any(name.startswith(each) for each in self.NAMES):
-            self.seen.append(name)
-        return func(*args, **(kwargs or {}))
+    def launch(function, grid):
+        assert all(isinstance(size, int) and size > 0 for size in grid)
+        return lambda *arguments, **options: names.append(function.fn.__name__)
+
+    monkeypatch.setattr(type(experts_kernel.experts_count_kernel), "__getitem__", launch)
+    return names
+
+
+def without_values(mixture: ExpertLayers, **changes) -> SparseMLP:
+    """A layer whose tensors have shapes and no values: whatever reads one of them raises."""
+
+    def moved(layer):
+        made = copy.copy(layer)
+        for name, value in vars(layer).items():
+            if isinstance(value, Tensor):
+                setattr(made, name, value.to("meta"))
+        return made
+
+    own = replace(
+        mixture, first=[moved(each) for each in mixture.first], second=[moved(each) for each in mixture.second]
+    )
+    found = experts.prepare(own, ExpertsProblem(torch.float16, "cuda"))
+    router = TorchDense(torch.empty(16, HIDDEN, dtype=torch.float16, device="meta"))
+    return SparseMLP(router, found, 16, SoftmaxRouting(2, True), **changes)
+
+
+def rows_without_values(tokens: int) -> Tensor:
+    return torch.empty(tokens, HIDDEN, dtype=torch.float16, device="meta")
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("scheme", ["floats", "w4a16", "w8a8"])
+def test_the_host_reads_nothing_in_a_layer(scheme, routing, launches):
+    layers, _ = make_experts(scheme, 16, torch.float16, torch.device("cpu"))
+    shared = TorchDense(rows_without_values(HIDDEN))
+    mixture = without_values(layers, shared=shared, shared_gate=TorchDense(rows_without_values(1)))
+    mixture.weigh_inputs = routing == "top sigmoid"
+    mixture.routing = ROUTINGS[routing]
+    if routing == "sigmoid":
+        mixture.routing = replace(ROUTINGS[routing], correction=torch.zeros(16, device="meta"))
+    for tokens in (1, 33):
+        launches.clear()
+        assert mixture(rows_without_values(tokens)).shape == (tokens, HIDDEN)
+        # Sort, two products, the activation function, the sum, and what prepares inputs: not one launch per expert.
+        assert {"experts_count_kernel", "experts_place_kernel", "experts_sum_kernel"} <= set(launches)
+        assert 6 <= len(launches) <= 7
+
+
+@pytest.mark.parametrize("kind", [ShardedExperts, SummedExperts])
+def test_the_host_reads_nothing_on_a_rank(kind, launches):
+    layers, _ = make_experts("w4a16", 16, torch.float16, torch.device("cpu"))
+    mixture = without_values(replace(layers, first=layers.first[4:8], second=layers.second[4:8], start=4))
+    mixture.experts = kind(mixture.experts, [0, 4, 8, 12, 16], Ranks(4, 1, [], 0), HIDDEN)
+    assert mixture.experts.host_reason is None
+    assert mixture(rows_without_values(5)).shape == (5, HIDDEN)
+    assert len(launches) == 7
+
+
+def test_a_loop_over_experts_reads_what_has_no_value(launches):
+    layers, _ = make_experts("floats", 16, torch.float16, torch.device("cpu"))
+    mixture = without_values(layers)
+    mixture.experts = experts.LoopedExperts(layers, "asked")
+    with pytest.raises((NotImplementedError, RuntimeError), match="[Mm]eta"):
+        mixture(rows_without_values(5))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("order", "their inputs are stored in an order of their own (act-order)"),
+        ("groups", "their weights are not alike"),
+        ("static", "their activations have stored scales"),
+        ("rotated", "no kernel computes their layers (RotatedLinear) together"),
+        ("narrow", "72 inputs are no multiple of 16"),
+    ],
+)
+def test_other_experts_say_why_the_host_counts(change, reason, device, close):
+    scheme = {"static": "w8a8", "narrow": "floats"}.get(change, "w4a16")
+    layers, reference = make_experts(scheme, 4, torch.float16, device)
+    first = list(layers.first)
+    if change == "order":
+        first[0] = replace(first[0], perm=torch.arange(HIDDEN, dtype=torch.int32, device=device))
+    elif change == "groups":
+        first[1] = make_layer("w8a16", 2 * WIDTH, HIDDEN, torch.float16, device, 2, False)[0]
+    elif change == "static":
+        first[0] = replace(first[0], input_scale=torch.ones(1, device=device))
+    elif change == "rotated":
+        first[0] = RotatedLinear(first[0])
+    else:
+        first = [TorchDense(torch.zeros(8, 72, device=device)) for _ in first]
+    found = experts.prepare(replace(layers, first=first), ExpertsProblem(torch.float16, device.type))
+    assert found.host_reason == f"experts run one after the other, because {reason}"
+    if change == "order":
+        routing = routed(3, 4, 2)
+        sums = found.mixture(rows_of(3, torch.float16).to(device), on(device, routing)).cpu()
+        close(sums, reference.mixture(rows_of(3, torch.float16).float(), routing), 2e-3)
+
+
+def test_layers_share_memory_with_the_product(device):
+    layers, _ = make_experts("w4a16", 4, torch.float16, device)
+    before = layers.first[2].words.clone()
+    experts.prepare(layers, ExpertsProblem(torch.float16, device.type))
+    storages = {layer.words.untyped_storage().data_ptr() for layer in layers.first}
+    assert len(storages) == 1 and torch.equal(layers.first[2].words, before)
