@@ -19,6 +19,7 @@ from typing import Any
 
 import compiling
 import torch
+from compile_experts import expert_kernels
 from compiling import SHARED, Compiled
 from triton.runtime.jit import MockTensor
 
@@ -26,8 +27,6 @@ from aiakq.kernels.triton import (
     attention,
     attention_kernel,
     configs,
-    experts,
-    experts_kernel,
     gptq,
     latent_attention,
     layouts,
@@ -113,39 +112,6 @@ def integer_kernels(arch: int) -> Iterator[Row]:
         )  # fmt: skip
         matrix = "IGMMA" if arch == 90 else "IMMA"
         yield described(f"w8a8 m{most}", "w8a8", arch, int(most), made, bn * 128 / (warps * 32), matrix)
-
-
-def expert_kernels(arch: int) -> Iterator[Row]:
-    """Of a gate_up product of a mixture of experts."""
-    x, floats, codes = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int8)
-    blocks, kinds = [MockTensor(torch.int32)] * 2, {"w4a16": ("grouped", 4), "bf16": ("floats", 16)}
-    for kind, (table, bits) in (kinds | {"w8a8": ("integers", 8)}).items():
-        for most, entry in configs.table("default", arch)[table][str(bits)].items():
-            if entry == "dense":
-                continue
-            bn, bm, warps, stages, *words = entry
-            common = {"SHARE": 8, "BN": bn, "BM": bm, "STAGES": stages, "BIAS": False, "num_warps": warps}
-            if kind == "w4a16":
-                made = compiled(
-                    experts_kernel.experts_words_kernel, arch, x, floats, *blocks, MockTensor(torch.int16), blocks[0],
-                    floats, x, x, K, 1024, N, 7, N, N_PADDED=N, STEPS=K // 128, GROUP=128, BITS=4,
-                    BKP=linear.inputs_per_plane(K, 128, 4), SCALE_FIRST="scale_first" in words,
-                    JOINED="joined" in words, PLAIN=False, **common,
-                )  # fmt: skip
-            elif kind == "bf16":
-                made = compiled(
-                    experts_kernel.experts_floats_kernel, arch, x, *blocks, x, x, x, K, N, 7, N, K // 64, K=K, BK=64,
-                    **common,
-                )  # fmt: skip
-            else:
-                made = compiled(
-                    experts_kernel.experts_integers_kernel, arch, codes, floats, *blocks, codes, floats, x, x, N, 7, N,
-                    K // 128, N_PADDED=N, K=K, BK=128, WEIGHTS_LEFT="weights_left" in words, **common,
-                )  # fmt: skip
-            # A warp alone cannot use Hopper's products of floats.
-            matrix = ("I" if bits == 8 else "H") + ("GMMA" if arch == 90 and (warps >= 4 or bits == 8) else "MMA")
-            weights = bn * (64 if bits == 16 else 128) / (warps * 32)
-            yield described(f"experts {kind} m{most}", "experts", arch, int(most), made, weights, matrix)
 
 
 #: Of keys and values, in the order of the table; GPUs before sm_89 know no floats of 8 bits.
@@ -340,17 +306,6 @@ def row_kernels(arch: int) -> Iterator[Row]:
         "arrange", linear_kernel.arrange_kernel, x, numbers, x, scales, K, 16, K=K, BLOCK=1024, BITS=4, BKP=32,
         PERM=False, SUMS=True, PER_PLANE=False, elements=1024,
     )  # fmt: skip
-    pairs, tile = MockTensor(torch.int64), experts.TILE
-    count = experts_kernel.experts_count_kernel
-    yield row("experts counted", count, pairs, numbers, 0, 7, TILE=tile, elements=tile, warps=4)
-    yield row(
-        "experts placed", experts_kernel.experts_place_kernel, pairs, numbers, numbers, numbers, 0, 7, 7, COUNT=128,
-        EXPERTS=128, BM=16, TILE=tile, elements=tile, warps=4,
-    )  # fmt: skip
-    yield row(
-        "experts summed", experts_kernel.experts_sum_kernel, x, pairs, scales, scales, N, 0, 128, TOP=8, SLOTS=8,
-        WEIGHTED=True, BLOCK=1024, elements=1024,
-    )  # fmt: skip
     yield row(
         "dequantize", linear_kernel.dequantize_kernel, MockTensor(torch.int16), numbers,
         MockTensor(torch.float32), x, N, N_PADDED=N,
@@ -420,10 +375,11 @@ def page(made: list[dict[str, Any]]) -> str:
 
 def made_for(arch: int) -> list[dict[str, Any]]:
     kinds = (
-        grouped_kernels, integer_kernels, expert_kernels, attention_kernels, latent_kernels, row_kernels, mask_kernels,
+        grouped_kernels, integer_kernels, attention_kernels, latent_kernels, row_kernels, mask_kernels,
         recurrent_kernels, lora_kernels, gptq_kernels,
     )  # fmt: skip
-    return [kernel for kind in kinds for kernel in kind(arch) if kernel is not None]
+    made = [kernel for kind in kinds for kernel in kind(arch)] + list(expert_kernels(arch, compiled, described))
+    return [kernel for kernel in made if kernel is not None]
 
 
 def main() -> None:
