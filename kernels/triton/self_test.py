@@ -327,7 +327,7 @@ def _experts(device: torch.device) -> float:
                 )
             layers[number % 2].append(layer)
             exact[number % 2].append(reference)
-        one_by_one = TorchExperts(ExpertLayers(*exact, TorchActivation(FUNCTIONS["silu"]), 1))
+        one_by_one = TorchExperts(ExpertLayers(exact[0], exact[1], TorchActivation(FUNCTIONS["silu"]), 1))
         problem = ExpertsProblem(torch.float16, device.type)
         kernel, act = REGISTRIES["experts"].load("triton"), TritonActivation("silu")
         for tokens in (1, 40):
