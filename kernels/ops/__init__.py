@@ -164,9 +164,15 @@ class Ops(RecurrentOps):
 
     def experts(self, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation) -> GroupedExperts:
         """Bind gated MLPs of equal sizes, a (first, second) pair of layers each, applied to their own rows."""
-        first, second = zip(*pairs, strict=True)
+        return self._experts_from(0, pairs, act)
+
+    def _experts_from(
+        self, start: int, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation
+    ) -> GroupedExperts:
+        """Bind the experts of a mixture from number ``start`` on."""
+        first, second = [first for first, _ in pairs], [second for _, second in pairs]
         problem = ExpertsProblem(self.dtype, self.device_type)
-        layers = ExpertLayers(first, second, act, self.row_multiple)
+        layers = ExpertLayers(first, second, act, self.row_multiple, start)
         return self._bind(experts.IMPLEMENTATIONS, problem).prepare(layers, problem)
 
     def rms_norm(self, weight: Tensor, epsilon: float) -> Norm:

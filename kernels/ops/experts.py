@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,16 +21,39 @@ class ExpertLayers:
     """Gated MLPs of equal sizes (Shazeer 2020, arXiv:2002.05202): second(act(gate) * up), [gate, up] = first(x).
 
     row_multiple  multiple to which the layers need the number of rows padded; see ops/linear.py.
+    start         number of the first of these experts in the mixture, of which a rank may have only some.
     """
 
     first: Sequence[LinearLayer]
     second: Sequence[LinearLayer]
     act: Activation
     row_multiple: int
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The experts that T tokens are routed to, A each: T * A pairs of a token and an expert.
+
+    selected      [T, A] int64, numbers of experts.
+    weights       [T, A] float32.
+    count         number of experts E of the mixture.
+    weigh_inputs  whether the weight is applied to the input of an expert instead of its output (Llama 4).
+    """
+
+    selected: Tensor
+    weights: Tensor
+    count: int
+    weigh_inputs: bool = False
 
 
 class GroupedExperts(Protocol):
     """A group of experts. A row's result does not depend on the other rows."""
+
+    @property
+    def host_reason(self) -> str | None:
+        """Why the host reads the number of rows of each expert, so that no CUDA graph can hold the layer; or None."""
+        return "experts run one after the other"
 
     def __call__(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """x [S, K], rows grouped by expert, ``counts`` [E] rows each -> [S, N]."""
@@ -40,6 +63,55 @@ class GroupedExperts(Protocol):
         are distributed so that each rank's rows are partial results or zeros.
         """
         return sums
+
+    def mixture(self, x: Tensor, routed: Routed) -> Tensor:
+        """Return the weighted sum of the outputs of every token's experts, in ascending order of experts:
+        x [T, K] -> [T, N] float32.
+        """
+        rows, weights, order, counts = grouped_rows(x, routed)
+        outputs = self(rows, counts).float()
+        return self.total(_sums(outputs if routed.weigh_inputs else outputs * weights, order, len(x)))
+
+
+@runtime_checkable
+class PairExperts(Protocol):
+    """A group of experts that computes all pairs of a step at once, in tensors whose shapes depend on T alone."""
+
+    def outputs(self, x: Tensor, routed: Routed, zeros: bool) -> Tensor:
+        """x [T, K] -> [T * A, N], one row per pair. Rows of other ranks' experts are zero or, without ``zeros``,
+        undefined.
+        """
+
+    def weighted_sums(self, outputs: Tensor, routed: Routed, own: bool) -> Tensor:
+        """Sum the outputs [T * A, N] of every token as ``mixture`` does, with ``own`` those of this group's experts
+        alone -> [T, N] float32.
+        """
+
+
+def grouped_rows(x: Tensor, routed: Routed) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """Sort the pairs by expert, and read on the host how many each has.
+
+    x [T, K] -> the inputs [T * A, K] and weights [T * A, 1] of the sorted pairs, the pair ``order`` [T * A] int64 of
+    each, and the number of pairs of each expert.
+    """
+    order = torch.argsort(routed.selected.flatten(), stable=True)
+    rows, weights = x[order // routed.selected.shape[1]], routed.weights.flatten()[order].unsqueeze(1)
+    if routed.weigh_inputs:
+        rows = (rows * weights).to(x.dtype)
+    return rows, weights, order, torch.bincount(routed.selected.flatten(), minlength=routed.count).tolist()
+
+
+def _sums(outputs: Tensor, order: Tensor, tokens: int) -> Tensor:
+    """Sum the expert outputs of every token, [T * A, hidden] float32 -> [T, hidden] float32.
+
+    order  [T * A] int64: row i of ``outputs`` belongs to pair ``order[i]``. Rows are summed in ascending order.
+    """
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=order.device)
+    out = torch.zeros(tokens, outputs.shape[1], device=outputs.device)
+    for rows in inverse.view(tokens, -1).sort(dim=1).values.T if tokens else ():
+        out += outputs[rows]
+    return out
 
 
 class TorchExperts(GroupedExperts):
@@ -65,7 +137,7 @@ class ExpertsKernel(Protocol):
         """Bind the operation of one layer."""
 
 
-IMPLEMENTATIONS = Implementations[ExpertsKernel].of_backends("experts", "cpu")
+IMPLEMENTATIONS = Implementations[ExpertsKernel].of_backends("experts", "cpu", "triton")
 
 
 def prepare(layers: ExpertLayers, problem: ExpertsProblem) -> TorchExperts:

@@ -20,7 +20,7 @@ from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.attention import PagedAttention
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer
-from aiakq.kernels.ops.experts import GroupedExperts
+from aiakq.kernels.ops.experts import GroupedExperts, PairExperts, Routed
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import Column, ExpertRole, Replicated, Role, Row
 from aiakq.kernels.ops.sharded import (
@@ -48,6 +48,18 @@ class SummedExperts(GroupedExperts):
     def __init__(self, own: GroupedExperts | None, bounds: Sequence[int], collective: Collective, width: int) -> None:
         """See ShardedExperts."""
         self._own, self._bounds, self._collective, self._width = own, bounds, collective, width
+
+    @property
+    def host_reason(self) -> str | None:
+        """See GroupedExperts."""
+        return super().host_reason if self._own is None else self._own.host_reason
+
+    def mixture(self, x: Tensor, routed: Routed) -> Tensor:
+        """x [T, K] -> [T, N] float32; see GroupedExperts."""
+        own = self._own
+        if not isinstance(own, PairExperts):
+            return super().mixture(x, routed)
+        return self.total(own.weighted_sums(own.outputs(x, routed, zeros=False), routed, own=True))
 
     def __call__(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """x [S, K] and counts [E] -> [S, N]."""

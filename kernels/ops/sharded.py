@@ -21,13 +21,14 @@ from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.attention import PagedAttention
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer
-from aiakq.kernels.ops.experts import GroupedExperts
+from aiakq.kernels.ops.experts import GroupedExperts, PairExperts, Routed
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import GATHERED, ExpertRole, Replicated, Role
 from aiakq.kernels.types import (
     ActivationLayout,
     AttentionContext,
     AttentionSpec,
+    ExpertsProblem,
     LayerCache,
     LinearInput,
     QWeight,
@@ -184,6 +185,20 @@ class ShardedExperts(GroupedExperts):
         """own: experts of this rank. bounds: [size + 1] first expert of each rank. width: outputs N of an expert."""
         self._own, self._bounds, self._collective, self._width = own, bounds, collective, width
 
+    @property
+    def host_reason(self) -> str | None:
+        """See GroupedExperts."""
+        return super().host_reason if self._own is None else self._own.host_reason
+
+    def mixture(self, x: Tensor, routed: Routed) -> Tensor:
+        """x [T, K] -> [T, N] float32; see GroupedExperts."""
+        own = self._own
+        if not isinstance(own, PairExperts):
+            return super().mixture(x, routed)
+        # Every row is that of one rank, and zero on the others: their sum is exact.
+        outputs = self._collective.sum(own.outputs(x, routed, zeros=True))
+        return own.weighted_sums(outputs, routed, own=False)
+
     def __call__(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """x [S, K] and counts [E] -> [S, N]."""
         starts = [0]
@@ -339,7 +354,9 @@ class ShardedOps(Ops):
         last = pairs[0][1]
         if not isinstance(last, ShardedLinear) or last.after is not None:
             return super().experts(pairs, act)  # without their role, every rank has a share of every expert
-        return self._experts(super().experts(own, act) if own else None, bounds, last.n)
+        # A GPU computes pairs at once, for which ranks meet in another way: also those without experts.
+        needed = own or self.select("experts", ExpertsProblem(self.dtype, self.device_type))[0].name == "triton"
+        return self._experts(self._experts_from(first, own, act) if needed else None, bounds, last.n)
 
     def _experts(self, own: GroupedExperts | None, bounds: Sequence[int], width: int) -> GroupedExperts:
         """Bind the experts of all ranks; see ShardedExperts."""

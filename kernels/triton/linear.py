@@ -93,7 +93,7 @@ class GroupedLinear(LinearLayer):
 
     def input_layout(self, m: int) -> PackedLayout | None:
         """Return the layout that a norm or an activation function can write for this layer."""
-        return _layout(self, m, _choose(self, m))
+        return layout_for(self, m, choose(self, m))
 
 
 def prepare(weight: QWeight, problem: LinearProblem) -> GroupedLinear:
@@ -142,11 +142,12 @@ def _halves(scales: Tensor, zeros: Tensor, padding: int) -> Tensor:
     return (low & 0xFFFF) | (high << 16)
 
 
-def _choose(state: GroupedLinear, m: int) -> Config:
+def choose(state: GroupedLinear, m: int, dense: bool = True) -> Config:
+    """Return the configuration for M rows; ``dense``: whether torch may multiply."""
     from aiakq.kernels.triton import configs
 
     n, device = state.uncut_n or state.n, state.words.device
-    chosen = configs.choose("grouped", device, state.bits, n, state.steps, m, dense=not state.uncut_n)
+    chosen = configs.choose("grouped", device, state.bits, n, state.steps, m, dense=dense and not state.uncut_n)
     # With one scale per plane it is cheaper to apply it to the weights.
     return replace(chosen, scale_first=True) if state.group == state.plane else _fitting(state, chosen)
 
@@ -156,7 +157,8 @@ def _fitting(state: GroupedLinear, config: Config) -> Config:
     return replace(config, scale_first=True) if config.joined and state.group < state.step else config
 
 
-def _layout(state: GroupedLinear, m: int, config: Config) -> PackedLayout | None:
+def layout_for(state: GroupedLinear, m: int, config: Config) -> PackedLayout | None:
+    """Return the layout that M rows need for the product with ``config``, or None for plain rows."""
     if config.dense or (state.perm is None and config.scale_first):
         return None
     stride = 0 if config.scale_first else max(1, -(-m // config.bm)) * config.bm
@@ -192,11 +194,11 @@ def run(x: LinearInput, state: GroupedLinear, config: Config | None = None) -> T
         return x.new_empty(0, state.n)
     if x.stride(1) != 1:
         x = x.contiguous()
-    chosen = _choose(state, m) if config is None else _fitting(state, config)
+    chosen = choose(state, m) if config is None else _fitting(state, config)
     if chosen.dense:
         return dense(x, state)
     if packed is None:
-        layout = _layout(state, m, chosen)
+        layout = layout_for(state, m, chosen)
         packed = PackedActivation(x, None) if layout is None else pack_activation(x, layout)
     rows, sums = packed.rows, x if packed.sums is None else packed.sums
     sums_stride = sums.stride(0)

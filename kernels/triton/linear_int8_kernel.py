@@ -40,7 +40,7 @@ def quantize_kernel(
 
 
 @triton.jit
-def _weights_times_rows(
+def weights_times_rows(
     x_ptr, w_ptr, n, row, begin, end,
     K: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -56,7 +56,7 @@ def _weights_times_rows(
 
 
 @triton.jit
-def _rows_times_weights(
+def rows_times_weights(
     x_ptr, w_ptr, n, row, begin, end,
     K: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -104,9 +104,9 @@ def integers_kernel(
     begin = part * STEPS // SPLIT
     end = (part + 1) * STEPS // SPLIT
     if WEIGHTS_LEFT:
-        acc = _weights_times_rows(x_ptr, w_ptr, n, row, begin, end, K, BN, BM, BK, STAGES)
+        acc = weights_times_rows(x_ptr, w_ptr, n, row, begin, end, K, BN, BM, BK, STAGES)
     else:
-        acc = _rows_times_weights(x_ptr, w_ptr, n, row, begin, end, K, BN, BM, BK, STAGES)
+        acc = rows_times_weights(x_ptr, w_ptr, n, row, begin, end, K, BN, BM, BK, STAGES)
     scales = tl.load(w_scales_ptr + n)
     x_scales = tl.load(x_scales_ptr + row)
     if WEIGHTS_LEFT:

@@ -15,12 +15,17 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import REGISTRIES
+from aiakq.kernels.ops.activation import FUNCTIONS, TorchActivation
+from aiakq.kernels.ops.dense import TorchDense
+from aiakq.kernels.ops.experts import ExpertLayers, Routed, TorchExperts
+from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.lora import AdapterRows, LoraPart, LoraProblem
 from aiakq.kernels.recurrent_types import ConvolutionSpec, GatedNormProblem, RecurrenceSpec, StateContext
 from aiakq.kernels.types import (
     ActivationProblem,
     AttentionContext,
     AttentionSpec,
+    ExpertsProblem,
     NormProblem,
     QWeight,
     RotaryTables,
@@ -299,6 +304,47 @@ def _sampling(device: torch.device) -> float:
     return _error(*errors)
 
 
+def _experts(device: torch.device) -> float:
+    """Check mixtures with weights of each kind: few and many tokens, and one with a share of the experts."""
+    from aiakq.kernels.triton.activation import TritonActivation
+    from aiakq.kernels.triton.experts import TritonExperts
+
+    count, hidden, width, worst = 5, 192, 128, 0.0
+    for scheme, bits, group in (("w16", 16, 0), ("w4a16", 4, 64), ("w8a8", 8, 0)):
+        layers: list[list[LinearLayer]] = [[], []]
+        exact: list[list[LinearLayer]] = [[], []]
+        for number in range(2 * count):
+            n, k = (2 * width, hidden) if number % 2 == 0 else (hidden, width)
+            if scheme == "w16":
+                floats = torch.randn(n, k, device=device) / k**0.5
+                layer, reference = TorchDense(floats.half()), TorchDense(floats)
+            else:
+                weight = _weight(scheme, bits, n, k, group or k, device)
+                names = "triton-w8a8" if scheme == "w8a8" else "triton", "reference"
+                layer, reference = (
+                    REGISTRIES["linear"].load(name).prepare(weight, weight.problem(dtype, device.type))
+                    for name, dtype in zip(names, (torch.float16, torch.float32), strict=True)
+                )
+            layers[number % 2].append(layer)
+            exact[number % 2].append(reference)
+        one_by_one = TorchExperts(ExpertLayers(exact[0], exact[1], TorchActivation(FUNCTIONS["silu"]), 1))
+        problem = ExpertsProblem(torch.float16, device.type)
+        kernel, act = REGISTRIES["experts"].load("triton"), TritonActivation("silu")
+        for tokens in (1, 40):
+            x = torch.randn(tokens, hidden, device=device, dtype=torch.float16)
+            weights, selected = torch.rand(tokens, count, device=device).topk(2)
+            routed = Routed(selected, weights, count)
+            expected = one_by_one.mixture(x.float(), routed)
+            shares = [
+                kernel.prepare(ExpertLayers(layers[0][part], layers[1][part], act, 1, part.start), problem)
+                for part in (slice(0, 3), slice(3, count))
+            ]
+            assert all(isinstance(share, TritonExperts) for share in shares)
+            found = [share.weighted_sums(share.outputs(x, routed, zeros=False), routed, own=True) for share in shares]
+            worst = max(worst, _error(found[0] + found[1], expected))
+    return worst
+
+
 def _gptq(device: torch.device) -> float:
     """Check that errors of a block, and moves of a sweep, follow from the codes that were chosen, that these are the
     nearest ones, and that no range is better than the one found.
@@ -355,5 +401,6 @@ FAMILIES: dict[str, Callable[[torch.device], float]] = {
     "gated norm": _gated_norm,
     "sampling": _sampling,
     "LoRA": _lora,
+    "experts": _experts,
     "GPTQ": _gptq,
 }

@@ -181,6 +181,17 @@ def test_an_exchange_takes_registers_of_other_lanes():
         assert np.array_equal(run(load + instruction + STORE, given, threads=64)[:, 0], given[source, 0]), instruction
 
 
+def test_lanes_are_reduced_to_one_number():
+    given = np.random.default_rng(4).integers(0, 2**32, (64, 1), dtype=np.uint64).astype(np.uint32)
+    load = "ld.global.b32 %r1, [%rd2]; mov.b32 %r2, -1; "
+    for kind in (np.int32, np.uint32):
+        warps = given.view(kind).reshape(2, 32)
+        for name, wanted in (("add", warps.sum(1, dtype=kind)), ("min", warps.min(1)), ("max", warps.max(1))):
+            instruction = f"redux.sync.{name}.{'s32' if kind is np.int32 else 'u32'} %r5, %r1, %r2;"
+            found = run(load + instruction + STORE, given, threads=64)[:, 0]
+            assert np.array_equal(found, np.repeat(wanted, 32).view(np.uint32)), instruction
+
+
 #: Where lane l has the elements of a fragment of A: row and column of each half or byte, by register.
 def fragment_places(rows: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
     """Return row and position along K [32, registers, elements] of A [16, K], or of B transposed [8, K]."""

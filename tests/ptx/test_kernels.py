@@ -12,7 +12,7 @@ if importlib.util.find_spec("triton") is None:
 
 #: Those that take a moment, and the others.
 QUICK = ["norm", "activation", "gated norm", "sampling", "convolution", "recurrence", "attention", "GPTQ"]
-LONG = ["LoRA", "latent attention", "w8a8 linear", "weight-only linear"]
+LONG = ["LoRA", "latent attention", "experts", "w8a8 linear", "weight-only linear"]
 
 
 def check(results: dict[str, dict], families: list[str]) -> None:

@@ -73,8 +73,9 @@ def _captured(
             return None, "the model is split into stages"
         if model.takes_hidden:
             return None, "it reads the hidden states of another model"
-        if any(isinstance(block.mlp, SparseMLP) for block in model.blocks):
-            return None, "experts are selected on the host"
+        reasons = [block.mlp.experts.host_reason for block in model.blocks if isinstance(block.mlp, SparseMLP)]
+        if reason := next(filter(None, reasons), None):
+            return None, f"the host reads which experts have rows: {reason}"
         if model.ops.selected("attention") - {"triton"}:  # empty on a rank without heads
             return None, "attention is implemented by torch"
         length = min(bounds.length, options.max_seq_len_to_capture or bounds.length)

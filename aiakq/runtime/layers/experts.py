@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aiakq.kernels.ops.activation import Activation
-from aiakq.kernels.ops.experts import GroupedExperts
+from aiakq.kernels.ops.experts import GroupedExperts, Routed
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import ActivationLayout, LinearInput
 
@@ -122,33 +122,13 @@ class SparseMLP:
         """x [T, hidden], a Tensor -> [T, hidden]."""
         assert isinstance(x, Tensor)
         weights, selected = self.routing(self.router(x).float())
-        # Rows are sorted by expert, so that the counts alone tell which rows belong to which expert.
-        order = torch.argsort(selected.flatten(), stable=True)
-        rows, weights = x[order // self.routing.top_k], weights.flatten()[order].unsqueeze(1)
-        if self.weigh_inputs:
-            rows = (rows * weights).to(x.dtype)
-        outputs = self.experts(rows, torch.bincount(selected.flatten(), minlength=self.count).tolist()).float()
-        out = self.experts.total(_sums(outputs if self.weigh_inputs else outputs * weights, order, len(x)))
+        out = self.experts.mixture(x, Routed(selected, weights, self.count, self.weigh_inputs))
         if self.shared is not None:
             shared = self.shared(x)
             if self.shared_gate is not None:
                 shared = _sigmoid_by_row(self.shared_gate(x).float()) * shared
             out += shared
         return out.to(x.dtype)
-
-
-def _sums(outputs: Tensor, order: Tensor, tokens: int) -> Tensor:
-    """Sum the expert outputs of every token, [T * top_k, hidden] float32 -> [T, hidden] float32.
-
-    order  [T * top_k] int64: row i of ``outputs`` belongs to element ``order[i]`` of the flattened expert indices. Rows
-           are summed in ascending order.
-    """
-    inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order), device=order.device)
-    out = torch.zeros(tokens, outputs.shape[1], device=outputs.device)
-    for rows in inverse.view(tokens, -1).sort(dim=1).values.T if tokens else ():
-        out += outputs[rows]
-    return out
 
 
 def _sigmoid_by_row(x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any
 
 import compiling
 import torch
+from compile_experts import expert_kernels
 from compiling import SHARED, Compiled
 from triton.runtime.jit import MockTensor
 
@@ -377,7 +378,8 @@ def made_for(arch: int) -> list[dict[str, Any]]:
         grouped_kernels, integer_kernels, attention_kernels, latent_kernels, row_kernels, mask_kernels,
         recurrent_kernels, lora_kernels, gptq_kernels,
     )  # fmt: skip
-    return [kernel for kind in kinds for kernel in kind(arch) if kernel is not None]
+    made = [kernel for kind in kinds for kernel in kind(arch)] + list(expert_kernels(arch, compiled, described))
+    return [kernel for kernel in made if kernel is not None]
 
 
 def main() -> None:

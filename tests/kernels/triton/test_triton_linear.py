@@ -138,7 +138,7 @@ def test_norms_and_activations_compute_the_sums_for_the_next_layer(bits, group, 
     w = weight(bits, 64, 384, group, zeros="codes")
     state = linear.prepare(w.to(device), w.problem(dtype, device.type))
     config = Config(64, 16, 2, 3, 1)
-    monkeypatch.setattr(linear, "_choose", lambda state, m: config)
+    monkeypatch.setattr(linear, "choose", lambda state, m: config)
     x, residual, scale = (torch.randn(rows, 384, device=device).to(dtype) for rows in (3, 3, 1))
     norm, both = TritonNorm(scale[0], None, 1e-5, False), torch.cat((x, residual), dim=1)
     for make in (
@@ -161,7 +161,7 @@ def test_norms_permute_their_rows_for_the_next_layer(centered, scale_first, dtyp
     w = weight(4, 64, 384, 64, zeros="codes", perm=True)
     state = linear.prepare(w.to(device), w.problem(dtype, device.type))
     config = Config(64, 16, 2, 3, 1, scale_first=scale_first)
-    monkeypatch.setattr(linear, "_choose", lambda state, m: config)
+    monkeypatch.setattr(linear, "choose", lambda state, m: config)
     x, residual, scale, bias = (torch.randn(rows, 384, device=device).to(dtype) for rows in (3, 3, 1, 1))
     norms = []
     norm = TritonNorm(scale[0], bias[0] if centered else None, 1e-5, centered)

@@ -11,6 +11,7 @@ from aiakq.kernels.selection import BACKENDS
 from aiakq.kernels.triton import linear, linear_int8
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.spec import QuantSpec
 
 CPU = torch.device("cpu")
@@ -55,20 +56,24 @@ def test_the_same_as_on_a_cpu(architecture, device, on_triton, tiny_model):
 @pytest.mark.parametrize(
     ("architecture", "operations"),
     [
-        ("DeepseekV3ForCausalLM", {"attention"}),
-        ("Qwen3NextForCausalLM", {"attention", "convolution", "recurrence", "gated_norm"}),
+        ("DeepseekV3ForCausalLM", {"attention", "experts"}),
+        ("Qwen3NextForCausalLM", {"attention", "convolution", "recurrence", "gated_norm", "experts"}),
         ("Mamba2ForCausalLM", {"convolution", "recurrence", "gated_norm"}),
+        ("GptOssForCausalLM", {"attention", "experts"}),
     ],
 )
-def test_latents_and_states_are_the_same_as_on_a_cpu(architecture, operations, device, on_triton, tiny_model):
+def test_latents_states_and_experts_are_the_same_as_on_a_cpu(architecture, operations, device, on_triton, tiny_model):
     """Prompts in chunks of 16 tokens, one of which begins where the other's first page ends."""
     folder = tiny_model(architecture)
     settings = {"lengths": ((3, 19), (3, 17)), "max_num_batched_tokens": 16, "block_size": 16}
     _, wanted = answers(folder, CPU, **settings)
     on_triton()
     llm, found = answers(folder, device, **settings)
-    ops = llm.engine.executor.runner.model.ops
-    assert all(ops.selected(operation) == {"triton"} for operation in operations)
+    model = llm.engine.executor.runner.model
+    assert all(model.ops.selected(operation) == {"triton"} for operation in operations)
+    mixtures = [block.mlp for block in model.blocks if isinstance(block.mlp, SparseMLP)]
+    assert bool(mixtures) == ("experts" in operations)
+    assert all(mixture.experts.host_reason is None for mixture in mixtures)
     compare(found, wanted, 0.05)
 
 

@@ -44,9 +44,9 @@ def test_rows_of_a_linear_layer(m, device):
         share = whole.with_rows(torch.arange(first, end, device=device))
         layer = linear.prepare(share, share.problem(x.dtype, device.type, uncut_n=256))
         assert torch.equal(layer(x), wanted[:, first:end])
-        splits.add(linear._choose(linear.prepare(share, share.problem(x.dtype, device.type)), m).split)
+        splits.add(linear.choose(linear.prepare(share, share.problem(x.dtype, device.type)), m).split)
     if device.type == "cpu":
-        assert splits != {linear._choose(layer, m).split}, "a share by itself is divided in another way"
+        assert splits != {linear.choose(layer, m).split}, "a share by itself is divided in another way"
 
 
 def test_torch_multiplies_no_share(device):
@@ -54,7 +54,7 @@ def test_torch_multiplies_no_share(device):
     whole = some_weight(64, 128, 64).to(device)
     alone = linear.prepare(whole, whole.problem(torch.float16, device.type))
     share = linear.prepare(whole, whole.problem(torch.float16, device.type, uncut_n=256))
-    assert linear._choose(alone, 5000).dense and not linear._choose(share, 5000).dense
+    assert linear.choose(alone, 5000).dense and not linear.choose(share, 5000).dense
 
 
 @pytest.fixture

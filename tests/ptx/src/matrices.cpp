@@ -168,6 +168,34 @@ void add_exchange(std::vector<Kind>& all, const std::string& name) {
     all.push_back({"shfl.sync." + name + ".b32", "4p4444", exchange<X, true>, Flow::NEXT, true});
 }
 
+// The sum, the least or the greatest of a register of all lanes, in each of them: d, a, members.
+template <typename T, T (*F)(T, T)>
+void reduce(Warp& w, const Instruction& i, Mask m) {
+    const Operand* o = i.operands;
+    const T* a = w.value<T>(o[1]);
+    if (m != ALL || w.value<uint32_t>(o[2])[0] != ALL) throw Fault("unsupported: a reduction in a part of a warp");
+    T whole = a[0];
+    for (int l = 1; l < LANES; l++) whole = F(whole, a[l]);
+    alignas(32) T out[LANES];
+    std::fill(out, out + LANES, whole);
+    w.assign(o[0], out, w.undefined(o[1], 4) ? ALL : 0, m);
+}
+
+template <typename T>
+T plus(T a, T b) { return T(uint32_t(a) + uint32_t(b)); }
+template <typename T>
+T least(T a, T b) { return a < b ? a : b; }
+template <typename T>
+T greatest(T a, T b) { return a > b ? a : b; }
+
+template <typename T>
+void add_reductions(std::vector<Kind>& all, const std::string& type) {
+    const std::string name = "redux.sync.";
+    all.push_back({name + "add." + type, "444", reduce<T, plus<T>>, Flow::NEXT, true});
+    all.push_back({name + "min." + type, "444", reduce<T, least<T>>, Flow::NEXT, true});
+    all.push_back({name + "max." + type, "444", reduce<T, greatest<T>>, Flow::NEXT, true});
+}
+
 }  // namespace
 
 void add_matrices(std::vector<Kind>& all) {
@@ -189,6 +217,7 @@ void add_matrices(std::vector<Kind>& all) {
     add_exchange<Exchange::INDEX>(all, "idx");
     add_exchange<Exchange::UP>(all, "up");
     add_exchange<Exchange::DOWN>(all, "down");
+    add_reductions<int32_t>(all, "s32"), add_reductions<uint32_t>(all, "u32");
 }
 
 }  // namespace ptx

@@ -1,0 +1,76 @@
+"""The kernels of mixtures of experts, for compile_all.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from compiling import Compiled
+from triton.runtime.jit import MockTensor
+
+from aiakq.kernels.triton import configs, experts, experts_kernel, linear
+
+K, N = 4096, 4096
+#: Name -> bits, the table with its launches, and the inputs of a step.
+KINDS = {"w4a16": (4, "grouped", 128), "bf16": (16, "floats", 64), "w8a8": (8, "integers", 128)}
+
+
+def expert_kernels(
+    arch: int, compiled: Callable[..., Compiled | None], described: Callable[..., dict[str, Any] | None]
+) -> Iterator[dict[str, Any] | None]:
+    """Of products with the sizes of Llama 3, eight experts per token."""
+    for kind, (bits, table, step) in KINDS.items():
+        for most, entry in configs.table("default", arch)[table][str(bits)].items():
+            if isinstance(entry, str):
+                continue
+            bn, bm, warps, stages, *words = entry
+            common = {"SHARE": 8, "BN": bn, "BM": bm, "STAGES": stages, "BIAS": False, "num_warps": warps}
+            made = compiled(*_product(kind, arch), **_constants(kind, words), **common)
+            # Hopper's products of floats need four warps.
+            matrix = ("I" if bits == 8 else "H") + ("GMMA" if arch == 90 and (warps >= 4 or bits == 8) else "MMA")
+            weights = bn * step / (warps * 32)
+            yield described(f"experts {kind} m{most}", "experts", arch, int(most), made, weights, matrix)
+    yield from _sort_and_sum(arch, compiled, described)
+
+
+def _product(kind: str, arch: int) -> tuple[Any, ...]:
+    x, floats, codes = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int8)
+    numbers, words = MockTensor(torch.int32), MockTensor(torch.int16)
+    if kind == "w4a16":
+        inputs = (x, floats, numbers, numbers, words, numbers, floats, x, x, K, 1024, N, 7, N)
+        return (experts_kernel.experts_words_kernel, arch, *inputs)
+    if kind == "bf16":
+        return experts_kernel.experts_floats_kernel, arch, x, numbers, numbers, x, x, x, K, N, 7, N, K // 64
+    inputs = (codes, floats, numbers, numbers, codes, floats, x, x, N, 7, N, K // 128)
+    return (experts_kernel.experts_integers_kernel, arch, *inputs)
+
+
+def _constants(kind: str, words: list[str | int]) -> dict[str, Any]:
+    if kind == "w4a16":
+        switches = {"SCALE_FIRST": "scale_first" in words, "JOINED": "joined" in words, "PLAIN": False}
+        plane = linear.inputs_per_plane(K, 128, 4)
+        return {"N_PADDED": N, "STEPS": K // 128, "GROUP": 128, "BITS": 4, "BKP": plane, **switches}
+    if kind == "bf16":
+        return {"K": K, "BK": 64}
+    return {"N_PADDED": N, "K": K, "BK": 128, "WEIGHTS_LEFT": "weights_left" in words}
+
+
+def _sort_and_sum(
+    arch: int, compiled: Callable[..., Compiled | None], described: Callable[..., dict[str, Any] | None]
+) -> Iterator[dict[str, Any] | None]:
+    """Instructions of all of it, per pair of a tile or per output."""
+    x, floats, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
+    pairs, tile = MockTensor(torch.int64), experts.TILE
+    made = compiled(experts_kernel.experts_count_kernel, arch, pairs, numbers, 0, 7, TILE=tile, num_warps=4)
+    yield described("experts counted", "row", arch, 1, made, tile / 128, None)
+    made = compiled(
+        experts_kernel.experts_place_kernel, arch, pairs, numbers, numbers, numbers, 0, 7, 7, COUNT=128, EXPERTS=128,
+        BM=16, TILE=tile, num_warps=4,
+    )  # fmt: skip
+    yield described("experts placed", "row", arch, 1, made, tile / 128, None)
+    made = compiled(
+        experts_kernel.experts_sum_kernel, arch, x, pairs, floats, floats, N, 0, 128, TOP=8, SLOTS=8, WEIGHTED=True,
+        BLOCK=1024, num_warps=2,
+    )  # fmt: skip
+    yield described("experts summed", "row", arch, 1, made, 1024 / 64, None)
