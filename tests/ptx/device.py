@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from ptx import library
+from ptx import allocation, library
 from ptx.program import Program, RunOptions, Span
 from torch import Tensor
 from triton.backends.nvidia.compiler import CUDABackend
@@ -87,6 +87,7 @@ def install(arch: int) -> Emulation:
     CUDABackend.make_cubin = lambda *_: b""
     CompiledKernel._init_handles = _load
     driver.set_active(EmulatedGpu(emulation))
+    allocation.mark_unwritten()
     configs.assume(configs.Gpu("default", PROCESSORS[arch], arch))
     return emulation
 

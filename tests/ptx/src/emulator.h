@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "global.h"
+
 namespace ptx {
 
 constexpr int LANES = 32;
@@ -86,28 +88,11 @@ struct Program {
     int32_t shared = 0;
 };
 
-struct Region {
-    uint64_t begin;
-    uint64_t end;
-};
-
 struct Options {
     uint64_t seed;       // of the order of blocks and warps; 0: in their order
     int64_t limit;       // instructions of a warp, beyond which it is considered endless
     int32_t truncate;    // whether sums of tensor cores are cut off, not rounded
     int32_t unused;
-};
-
-// Memory that kernels may use: that of the tensors they are given.
-class GlobalMemory {
-  public:
-    explicit GlobalMemory(std::vector<Region> regions);
-    // The place of `count` bytes at `address`. Throws Fault if they are no tensor's, or not aligned to `count`.
-    uint8_t* at(uint64_t address, uint32_t count, const char* access);
-
-  private:
-    std::vector<Region> regions_;
-    Region last_{0, 0};
 };
 
 // Shared memory, and for each of its bytes who wrote and read it since when.
@@ -121,7 +106,7 @@ class SharedMemory {
     void write(uint32_t address, uint32_t count, int warp, const uint8_t* data, bool undefined);
     // A copy is announced, which may write at any time until it is waited for, and then has been done.
     void begin_copy(uint32_t address, uint32_t count, int warp);
-    void end_copy(uint32_t address, uint32_t count, int warp, const uint8_t* data);
+    void end_copy(uint32_t address, uint32_t count, int warp, const uint8_t* data, bool undefined);
 
   private:
     void check(uint32_t address, uint32_t count) const;
@@ -143,6 +128,7 @@ class SharedMemory {
 struct Copy {
     uint32_t address;
     uint32_t count;
+    bool undefined;
     std::array<uint8_t, 16> data;
 };
 
@@ -161,6 +147,10 @@ struct Warp {
     int64_t steps = 0;
     std::vector<Copy> copies;               // since the last group was committed
     std::deque<std::vector<Copy>> groups;   // committed, and not yet waited for
+    Clock known;     // what has happened before in other warps and blocks
+    Clock pending;   // what will have, after the next fence
+    Clock fenced;    // what had happened before the last fence, which later stores release
+    uint32_t tick = 0;  // releases since the last barrier
 
     template <class T>
     T* value(const Operand& o) {
@@ -196,6 +186,10 @@ struct Warp {
     // The addresses of all lanes, of 4 or 8 bytes. Throws Fault if one of `m` is undefined.
     void addresses(const Operand& o, Mask m, uint64_t* out);
 
+    // Adds to a clock all that has happened before, and what this warp did.
+    void release(Clock& into);
+    void fence();
+
     void start(int number_of_warp, Block& owner);
     // Runs to the next barrier or to the end; returns whether it is at a barrier.
     bool run();
@@ -218,14 +212,20 @@ struct Block {
     std::mt19937_64 random;
     uint32_t index[3] = {}, grid[3] = {};
     int running_warp = 0;
+    uint32_t number = 0;  // from 1 on, in the order in which blocks run
+    uint32_t epoch = 0;   // barriers so far
 
     Block(const Program& p, const Options& o, GlobalMemory& g);
     void run(uint32_t x, uint32_t y, uint32_t z);
+    // At a barrier, every warp learns what the others know.
+    void share_clocks();
 };
 
 // All kinds of instructions there are, from the files of this folder.
 const std::vector<Kind>& kinds();
-void add_arithmetic(std::vector<Kind>& all);
+void add_integers(std::vector<Kind>& all);
+void add_singles_and_halves(std::vector<Kind>& all);
+void add_selections(std::vector<Kind>& all);
 void add_conversions(std::vector<Kind>& all);
 void add_memory(std::vector<Kind>& all);
 void add_matrices(std::vector<Kind>& all);
