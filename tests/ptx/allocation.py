@@ -1,7 +1,7 @@
 """Marks what ``torch.empty`` and its relatives allocate as never written, for the emulator to see reads of it.
 
-Every eight bytes of such memory hold a pattern of their address, which the core looks for; see global.h. What is written
-by a kernel or by torch is then known to have been written, without a word to anyone.
+Every eight bytes of such memory hold a pattern of their address, which the core looks for; see global.h. Whatever a
+kernel or torch writes is then known to have been written, and nobody has to report it.
 """
 
 from __future__ import annotations

@@ -65,6 +65,7 @@ class Program:
 
     def __init__(self, text: str, shared: int) -> None:
         """Decode ``text``, whose kernel has ``shared`` bytes of shared memory. Raises UnknownPtx."""
+        self.text, self.shared = text, shared
         self.kernel = parse(text)
         if self.kernel.threads % LANES:
             raise UnknownPtx(f"blocks of {self.kernel.threads} threads")
