@@ -63,7 +63,7 @@ def put_back_carried(folder: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("arch", type=int, choices=device.SHARED)
-    parser.add_argument("family", nargs="*", choices=self_test.FAMILIES, default=list(self_test.FAMILIES))
+    parser.add_argument("family", nargs="*", type=inputs.family, default=list(self_test.FAMILIES))
     parser.add_argument("--random", type=int, default=0)
     for change in ("truncate", "carried", "racing"):
         parser.add_argument(f"--{change}", action="store_true")

@@ -17,6 +17,13 @@ MORE: dict[str, list[Callable[[], float]]] = {
 }
 
 
+def family(name: str) -> str:
+    """Return the name of a family. Raises ValueError."""
+    if name not in self_test.FAMILIES:
+        raise ValueError(name)
+    return name
+
+
 def examine(family: str) -> Verdict:
     """Return the verdict of the self-test with fixed inputs, or of the first of the other checks that fails."""
     torch.manual_seed(0)

@@ -167,7 +167,7 @@ def scored(emulation: Emulation, family: str, per_kind: int, seed: int) -> Score
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arch", type=int, choices=device.SHARED)
-    parser.add_argument("family", nargs="*", choices=self_test.FAMILIES, default=list(self_test.FAMILIES))
+    parser.add_argument("family", nargs="*", type=inputs.family, default=list(self_test.FAMILIES))
     parser.add_argument("--per-kind", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gate", type=float, default=0.0)

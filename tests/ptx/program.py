@@ -204,6 +204,8 @@ def _canonical(statement: Statement) -> tuple[str, list[Value]]:
         if "L2::cache_hint" in parts:
             values.pop()
         parts = [part for part in parts if not part.startswith("L2::")]
+    elif base == "stmatrix":
+        values = [values[1], values[0]]
     elif base == "mov" and len(values) == 2 and any(isinstance(value, Vector) for value in values):
         parts.append("unpack" if isinstance(values[0], Vector) else "pack")
         values = [_with_sizes(value, int(parts[1][1:]) // 8) for value in values]

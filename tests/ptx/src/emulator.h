@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -107,6 +108,11 @@ class SharedMemory {
     // A copy is announced, which may write at any time until it is waited for, and then has been done.
     void begin_copy(uint32_t address, uint32_t count, int warp);
     void end_copy(uint32_t address, uint32_t count, int warp, const uint8_t* data, bool undefined);
+    // The same as `read` for 16 bytes that a product of a warpgroup reads until it is waited for.
+    bool begin_product(uint32_t address, int warp, uint8_t* out);
+    void end_product(uint32_t address) { multiplied_[address / 16]--; }
+    // Products see what the warp wrote, and what was written before the last barrier, only after this.
+    void fence_products(int warp);
 
   private:
     void check(uint32_t address, uint32_t count) const;
@@ -121,6 +127,8 @@ class SharedMemory {
     std::vector<uint32_t> written_, read_;
     std::vector<Mask> writers_;  // where there are several
     std::vector<uint8_t> copying_;
+    std::vector<uint8_t> unfenced_;     // written since the last fence for products
+    std::vector<uint16_t> multiplied_;  // products that still read these 16 bytes
     uint32_t now_ = 1, begin_ = 1;
     int32_t size_;
 };
@@ -130,6 +138,17 @@ struct Copy {
     uint32_t count;
     bool undefined;
     std::array<uint8_t, 16> data;
+};
+
+// Products of a warpgroup that were issued together: the 16 bytes that they read.
+struct Products {
+    std::vector<uint32_t> addresses;
+    int64_t number = 0;
+};
+// A sum in a register that a product may still write: which lanes will be undefined, and the group of the product.
+struct Pending {
+    Mask undefined;
+    int64_t group;
 };
 
 struct Block;
@@ -147,6 +166,10 @@ struct Warp {
     int64_t steps = 0;
     std::vector<Copy> copies;               // since the last group was committed
     std::deque<std::vector<Copy>> groups;   // committed, and not yet waited for
+    std::deque<Products> products;  // those not yet waited for; the last group is not yet committed
+    std::map<int32_t, Pending> sums;  // by the offset of the register
+    int64_t product_groups = 0;     // so far
+    bool products_fenced = false;   // since the last group was committed
     Clock known;     // what has happened before in other warps and blocks
     Clock pending;   // what will have, after the next fence
     Clock fenced;    // what had happened before the last fence, which later stores release
@@ -229,5 +252,6 @@ void add_selections(std::vector<Kind>& all);
 void add_conversions(std::vector<Kind>& all);
 void add_memory(std::vector<Kind>& all);
 void add_matrices(std::vector<Kind>& all);
+void add_warpgroups(std::vector<Kind>& all);
 
 }  // namespace ptx

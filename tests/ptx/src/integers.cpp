@@ -7,6 +7,8 @@
 namespace ptx {
 namespace {
 
+__extension__ typedef unsigned __int128 uint128_t;
+
 template <class T>
 using Unsigned = std::make_unsigned_t<T>;
 
@@ -157,6 +159,7 @@ void add_integers(std::vector<Kind>& all) {
     add_signed<int16_t>(all, "s16"), add_signed<int32_t>(all, "s32"), add_signed<int64_t>(all, "s64");
     add_bits<uint16_t>(all, "b16"), add_bits<uint32_t>(all, "b32"), add_bits<uint64_t>(all, "b64");
     add<high<int32_t, int64_t>>(all, "mul.hi.s32"), add<high<uint32_t, uint64_t>>(all, "mul.hi.u32");
+    add<high<uint16_t, uint32_t>>(all, "mul.hi.u16"), add<high<uint64_t, uint128_t>>(all, "mul.hi.u64");
     add<wide<int16_t, int32_t>>(all, "mul.wide.s16"), add<wide<uint16_t, uint32_t>>(all, "mul.wide.u16");
     add<wide<int32_t, int64_t>>(all, "mul.wide.s32"), add<wide<uint32_t, uint64_t>>(all, "mul.wide.u32");
     add<mad_wide<int32_t, int64_t>>(all, "mad.wide.s32"), add<mad_wide<uint32_t, uint64_t>>(all, "mad.wide.u32");

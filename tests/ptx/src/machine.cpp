@@ -38,6 +38,10 @@ void Warp::start(int number_of_warp, Block& owner) {
     steps = 0;
     copies.clear();
     groups.clear();
+    products.clear();
+    sums.clear();
+    product_groups = 0;
+    products_fenced = false;
     known.clear();
     pending.clear();
     fenced.clear();
@@ -164,6 +168,7 @@ const std::vector<Kind>& kinds() {
         add_conversions(made);
         add_memory(made);
         add_matrices(made);
+        add_warpgroups(made);
         return made;
     }();
     return all;
