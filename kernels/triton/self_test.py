@@ -137,14 +137,17 @@ def _activation(device: torch.device) -> float:
 
 
 def _attention(device: torch.device) -> float:
-    """Check the rotary embedding, cache writes, and attention over the cache: a prompt, then one more token."""
+    """Check the rotary embedding, cache writes, and attention over the cache: a prompt, then one more token.
+
+    What the cache holds where nothing was written must not matter. Scores are large, so that their maximum rises late.
+    """
     heads, kv_heads, size, tokens = 4, 2, 64, 70
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size, device=device, dtype=torch.float16)
     freqs = torch.rand(tokens, size // 2, device=device)
     tables = RotaryTables(freqs.cos(), freqs.sin())
-    spec = AttentionSpec(heads, kv_heads, size, size**-0.5, rotary=tables)
-    cache = [torch.zeros(6, 16, kv_heads, size, device=device, dtype=torch.float16) for _ in range(2)]
-    return _attended(spec, qkv, cache, _expected_attention(qkv, tables, heads, kv_heads, size))
+    spec = AttentionSpec(heads, kv_heads, size, 0.5, rotary=tables)
+    cache = [torch.full((6, 16, kv_heads, size), torch.nan, device=device, dtype=torch.float16) for _ in range(2)]
+    return _attended(spec, qkv, cache, _expected_attention(qkv, tables, spec))
 
 
 def _latent_attention(device: torch.device) -> float:
@@ -160,7 +163,7 @@ def _latent_attention(device: torch.device) -> float:
     expected = torch.nn.functional.scaled_dot_product_attention(
         rows[0], keys, keys[..., rotated:], is_causal=True, scale=0.1
     )
-    cache = [torch.zeros(6, 16, 1, rotated + latent, device=device, dtype=torch.float16)]
+    cache = [torch.full((6, 16, 1, rotated + latent), torch.nan, device=device, dtype=torch.float16)]
     return _attended(spec, qkv, cache, expected.transpose(0, 1).flatten(1))
 
 
@@ -198,12 +201,13 @@ def _step(device: torch.device, new: list[int], lengths: list[int]) -> Attention
     )
 
 
-def _expected_attention(qkv: Tensor, tables: RotaryTables, heads: int, kv_heads: int, size: int) -> Tensor:
+def _expected_attention(qkv: Tensor, tables: RotaryTables, spec: AttentionSpec) -> Tensor:
     """Compute attention of qkv [T, (H + 2 Hkv) D] -> [T, H D] float32 with torch."""
+    heads, kv_heads, size = spec.num_heads, spec.num_kv_heads, spec.head_dim
     q, k, v = (part.unflatten(1, (-1, size)).float() for part in qkv.split([heads * size] + [kv_heads * size] * 2, 1))
     rotated = [_rotated(x, tables).transpose(0, 1) for x in (q, k)]
     keys, values = (x.repeat_interleave(heads // kv_heads, 0) for x in (rotated[1], v.transpose(0, 1)))
-    out = torch.nn.functional.scaled_dot_product_attention(rotated[0], keys, values, is_causal=True)
+    out = torch.nn.functional.scaled_dot_product_attention(rotated[0], keys, values, is_causal=True, scale=spec.scale)
     return out.transpose(0, 1).flatten(1)
 
 
@@ -345,19 +349,19 @@ def _experts(device: torch.device) -> float:
     return worst
 
 
-def _gptq(device: torch.device) -> float:
+def _gptq(device: torch.device, n: int = 20, length: int = 40, count: int = 24) -> float:
     """Check that errors of a block, and moves of a sweep, follow from the codes that were chosen, that these are the
     nearest ones, and that no range is better than the one found.
 
     Codes are not compared with those of another loop: where a weight lies in the middle between two, either is right.
+    Of ``length`` columns, at most 128, ``count`` of n rows each are rounded.
     """
     from aiakq.kernels.triton import gptq
 
     make = torch.Generator().manual_seed(0)
-    n, length, count = 20, 40, 24
     weight, old = torch.randn(2, length, n, generator=make).to(device)
     response = (torch.randn(length, length, generator=make) * 0.1 + torch.eye(length)).triu().to(device)
-    scales = (torch.rand(2, n, generator=make) + 0.5).to(device) / 4
+    scales = (torch.rand(-(-count // 16), n, generator=make) + 0.5).to(device) / 4
     zeros = torch.full_like(scales, 8)
     places, groups = list(range(count))[::-1], [i // 16 for i in range(count)]
     worst = 0.0

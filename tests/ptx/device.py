@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from ptx import library
+from ptx import allocation, library
 from ptx.program import Program, RunOptions, Span
 from torch import Tensor
 from triton.backends.nvidia.compiler import CUDABackend
@@ -34,7 +34,8 @@ class Emulation:
 
     arch      compute capability times ten of the GPU.
     options   of every launch from now on.
-    rewrite   changes the PTX of kernels, by name, before it is decoded.
+    rewrite   changes the PTX of kernels, by name, before it is decoded; asked at every launch.
+    observer  called before every launch.
     programs  the kernels that have run, by name, each with its compiled variants.
     seconds   of processor time that the emulator took, without compiling and decoding.
     """
@@ -42,6 +43,7 @@ class Emulation:
     arch: int
     options: RunOptions = field(default_factory=RunOptions)
     rewrite: Callable[[str, str], str] | None = None
+    observer: Callable[[Launch], None] | None = None
     programs: dict[str, list[Program]] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -49,6 +51,30 @@ class Emulation:
     def steps(self) -> int:
         """The number of instructions that warps have executed."""
         return sum(program.steps for variants in self.programs.values() for program in variants)
+
+    def program(self, name: str, text: str, shared: int) -> Program:
+        """Return the kernel of ``text``, decoded once."""
+        changed = text if self.rewrite is None else self.rewrite(name, text)
+        variants = self.programs.setdefault(name, [])
+        found = next((program for program in variants if program.text == changed), None)
+        if found is None:
+            found = Program(changed, shared)
+            variants.append(found)
+        return found
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of a kernel: the bits of its parameters, and the tensors whose memory it may use."""
+
+    program: Program
+    grid: tuple[int, int, int]
+    bits: list[bytes]
+    tensors: list[Tensor]
+
+    def run(self, program: Program, options: RunOptions) -> None:
+        """Run it, or instead of its kernel a changed one. Raises PtxFault."""
+        program.run(self.grid, self.bits, {_span(tensor) for tensor in self.tensors}, options)
 
 
 class EmulatedGpu(AbsentGpu):
@@ -87,6 +113,7 @@ def install(arch: int) -> Emulation:
     CUDABackend.make_cubin = lambda *_: b""
     CompiledKernel._init_handles = _load
     driver.set_active(EmulatedGpu(emulation))
+    allocation.mark_unwritten()
     configs.assume(configs.Gpu("default", PROCESSORS[arch], arch))
     return emulation
 
@@ -97,27 +124,27 @@ class _Launcher:
     def __init__(self, source: Any, metadata: Any, emulation: Emulation) -> None:
         self._types = list(source.signature.values())
         self._emulation = emulation
-        self._program: Program | None = None
+        self.loaded: tuple[str, str, int] | None = None
 
     def load(self, name: str, text: str, shared: int) -> None:
-        """Decode the PTX of the kernel."""
-        if self._emulation.rewrite is not None:
-            text = self._emulation.rewrite(name, text)
-        self._program = Program(text, shared)
-        self._emulation.programs.setdefault(name, []).append(self._program)
+        """Take the PTX of the kernel."""
+        self.loaded = name, text, shared
 
     def __call__(self, x: int, y: int, z: int, *rest: Any) -> None:
         arguments = rest[-len(self._types) :] if self._types else ()
         given = [(kind, value) for kind, value in zip(self._types, arguments, strict=True) if kind != "constexpr"]
-        assert self._program is not None
+        assert self.loaded is not None
+        program = self._emulation.program(*self.loaded)
         bits = [_bits(kind, value) for kind, value in given]
         # What follows are addresses of memory that Triton may ask for and these kernels do not.
-        bits += [b""] * (len(self._program.kernel.parameter_sizes) - len(bits))
-        tensors = [value for _, value in given if isinstance(value, Tensor)]
-        spans = set(_spans(tensors))
+        bits += [b""] * (len(program.kernel.parameter_sizes) - len(bits))
+        tensors = list(_used([value for _, value in given if isinstance(value, Tensor)]))
+        launch = Launch(program, (x, y, z), bits, tensors)
+        if self._emulation.observer is not None:
+            self._emulation.observer(launch)
         started = time.process_time()
         try:
-            self._program.run((x, y, z), bits, spans, self._emulation.options)
+            launch.run(program, self._emulation.options)
         finally:
             self._emulation.seconds += time.process_time() - started
 
@@ -131,11 +158,11 @@ def _bits(kind: str, value: Any) -> bytes:
     return int(value).to_bytes(size, "little", signed=value < 0)
 
 
-def _spans(tensors: Iterable[Tensor]) -> Iterator[Span]:
-    """The memory of tensors, and of those whose addresses are numbers in one of them."""
+def _used(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Tensors, and those whose addresses are numbers in one of them."""
     addresses: set[int] = set()
     for tensor in tensors:
-        yield _span(tensor)
+        yield tensor
         if tensor.dtype == torch.int64:
             addresses.update(tensor[tensor > 1 << 32].tolist())
     if addresses:
@@ -143,7 +170,7 @@ def _spans(tensors: Iterable[Tensor]) -> Iterator[Span]:
             if issubclass(type(other), Tensor) and other.device.type == "cpu" and other.layout == torch.strided:
                 span = _span(other)
                 if any(span.begin <= address < span.end for address in addresses):
-                    yield span
+                    yield other
 
 
 def _span(tensor: Tensor) -> Span:
@@ -157,5 +184,5 @@ _init_handles = CompiledKernel._init_handles
 def _load(self: CompiledKernel) -> None:
     """Load a kernel as Triton does, and give its PTX to the launcher."""
     _init_handles(self)
-    if isinstance(self._run, _Launcher) and self._run._program is None:
+    if isinstance(self._run, _Launcher) and self._run.loaded is None:
         self._run.load(self.name, self.asm["ptx"], self.metadata.shared)

@@ -24,8 +24,7 @@ from types import ModuleType
 os.environ.pop("TRITON_INTERPRET", None)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-from ptx import device
+from ptx import device, inputs
 from ptx.program import RunOptions
 
 from aiakq.kernels.triton import gptq_kernel, recurrence_kernel, self_test
@@ -64,7 +63,7 @@ def put_back_carried(folder: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("arch", type=int, choices=device.SHARED)
-    parser.add_argument("family", nargs="*", choices=self_test.FAMILIES, default=list(self_test.FAMILIES))
+    parser.add_argument("family", nargs="*", type=inputs.family, default=list(self_test.FAMILIES))
     parser.add_argument("--random", type=int, default=0)
     for change in ("truncate", "carried", "racing"):
         parser.add_argument(f"--{change}", action="store_true")
@@ -77,10 +76,9 @@ def main() -> None:
         if given.racing:
             gptq_kernel.round_kernel = changed(gptq_kernel, folder, (_BARRIER, "")).round_kernel
         for family in given.family:
-            torch.manual_seed(0)
             steps, seconds = emulation.steps, emulation.seconds
             started = time.process_time()
-            verdict = self_test.examine(family, torch.device("cpu"))
+            verdict = inputs.examine(family)
             result = {
                 "family": family, "failure": verdict.failure, "error": verdict.error, "details": verdict.details,
                 "steps": emulation.steps - steps, "emulated": round(emulation.seconds - seconds, 2),

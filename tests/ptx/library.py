@@ -59,6 +59,7 @@ def library() -> ctypes.CDLL:
         POINTER(c_int32), c_int32, c_int32, POINTER(c_int32),
     ]  # fmt: skip
     loaded.ptx_free.argtypes = [c_void_p]
+    loaded.ptx_fill.argtypes = [c_uint64, c_uint64]
     loaded.ptx_run.argtypes = [
         c_void_p, POINTER(c_uint32), c_char_p, c_int32, POINTER(Region), c_int32, POINTER(Options), POINTER(c_uint64),
         ctypes.c_char_p, c_int32, POINTER(c_int32),
@@ -72,7 +73,7 @@ def _built() -> Path:
     flags = (*build.FLAGS, *build.WARNINGS, *_processor_flags(compiler.x86))
     headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.h")))
     # Those that take longest first.
-    files = sorted(SOURCES.glob("*.cpp"), key=lambda path: path.stem not in ("arithmetic", "conversions"))
+    files = sorted(SOURCES.glob("*.cpp"), key=lambda path: path.stem not in ("integers", "conversions"))
 
     def key(*parts: bytes) -> str:
         return hashlib.sha256(b"\0".join((compiler.version.encode(), " ".join(flags).encode(), *parts))).hexdigest()[

@@ -14,12 +14,13 @@ from ptx.text import SPECIAL, Address, Constant, Label, Register, Statement, Unk
 
 LANES = 32
 CONSTANT_BYTES = 640
-#: What changes nothing where threads run one after another and there are no caches.
+#: What changes nothing where there are no caches.
 IGNORED = {
-    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "volatile", "weak", "relaxed", "acquire", "release", "acq_rel",
-    "cta", "gpu", "sys", "v2", "v4", "v8",
+    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "v2", "v4", "v8",
     "L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B",
 }  # fmt: skip
+#: How an access orders others, as bits for the core; see Order in global.h.
+ORDERS = {"relaxed": 0, "volatile": 0, "acquire": 1, "release": 2, "acq_rel": 3, "cta": 4, "gpu": 0, "sys": 0}
 
 
 class PtxFault(Exception):
@@ -64,6 +65,7 @@ class Program:
 
     def __init__(self, text: str, shared: int) -> None:
         """Decode ``text``, whose kernel has ``shared`` bytes of shared memory. Raises UnknownPtx."""
+        self.text, self.shared = text, shared
         self.kernel = parse(text)
         if self.kernel.threads % LANES:
             raise UnknownPtx(f"blocks of {self.kernel.threads} threads")
@@ -185,6 +187,8 @@ def _canonical(statement: Statement) -> tuple[str, list[Value]]:
     if base in ("ld", "st", "atom", "red"):
         hinted = "L2::cache_hint" in parts
         parts = ["shared" if part == "shared::cta" else part for part in parts if part not in IGNORED]
+        ordered = [part for part in parts if part in ORDERS]
+        parts = [part for part in parts if part not in ORDERS]
         if hinted:
             values.pop()
         if base == "st":
@@ -193,10 +197,15 @@ def _canonical(statement: Statement) -> tuple[str, list[Value]]:
             values = [values[0], *values[2:], values[1]]
         elif base == "red":
             values = [*values[1:], values[0]]
+        if base in ("atom", "red") or ordered:
+            parts[1:1] = ["strong"] if base in ("ld", "st") else []
+            values.append(Constant(sum(ORDERS[part] for part in ordered)))
     elif statement.name.startswith("cp.async.c") and "shared" in parts:
         if "L2::cache_hint" in parts:
             values.pop()
         parts = [part for part in parts if not part.startswith("L2::")]
+    elif base == "stmatrix":
+        values = [values[1], values[0]]
     elif base == "mov" and len(values) == 2 and any(isinstance(value, Vector) for value in values):
         parts.append("unpack" if isinstance(values[0], Vector) else "pack")
         values = [_with_sizes(value, int(parts[1][1:]) // 8) for value in values]

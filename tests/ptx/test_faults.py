@@ -66,6 +66,10 @@ WRONG = {
     ),
     "a trap": ("setp.eq.u32 %p1, %r0, 40; @%p1 trap;", "trap"),
     "no end": ("$again: bra $again;", "endless"),
+    "two lanes that write different values": ("st.global.b32 [%rd1], %r0;", "race"),
+    "two lanes that write to shared memory": (
+        "setp.lt.u32 %p1, %r0, 32; @%p1 st.shared.b32 [0], %r0;", "race",
+    ),
 }  # fmt: skip
 
 

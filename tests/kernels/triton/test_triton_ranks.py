@@ -6,6 +6,7 @@ where it does; there, shares are such that everything keeps its place.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -45,7 +46,7 @@ def test_rows_of_a_linear_layer(m, device):
         layer = linear.prepare(share, share.problem(x.dtype, device.type, uncut_n=256))
         assert torch.equal(layer(x), wanted[:, first:end])
         splits.add(linear.choose(linear.prepare(share, share.problem(x.dtype, device.type)), m).split)
-    if device.type == "cpu":
+    if device.type == "cpu" and "KERNEL_PTX" not in os.environ:  # a GPU of one multiprocessor
         assert splits != {linear.choose(layer, m).split}, "a share by itself is divided in another way"
 
 

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "global.h"
 
 namespace ptx {
 
@@ -86,28 +89,11 @@ struct Program {
     int32_t shared = 0;
 };
 
-struct Region {
-    uint64_t begin;
-    uint64_t end;
-};
-
 struct Options {
     uint64_t seed;       // of the order of blocks and warps; 0: in their order
     int64_t limit;       // instructions of a warp, beyond which it is considered endless
     int32_t truncate;    // whether sums of tensor cores are cut off, not rounded
     int32_t unused;
-};
-
-// Memory that kernels may use: that of the tensors they are given.
-class GlobalMemory {
-  public:
-    explicit GlobalMemory(std::vector<Region> regions);
-    // The place of `count` bytes at `address`. Throws Fault if they are no tensor's, or not aligned to `count`.
-    uint8_t* at(uint64_t address, uint32_t count, const char* access);
-
-  private:
-    std::vector<Region> regions_;
-    Region last_{0, 0};
 };
 
 // Shared memory, and for each of its bytes who wrote and read it since when.
@@ -121,7 +107,12 @@ class SharedMemory {
     void write(uint32_t address, uint32_t count, int warp, const uint8_t* data, bool undefined);
     // A copy is announced, which may write at any time until it is waited for, and then has been done.
     void begin_copy(uint32_t address, uint32_t count, int warp);
-    void end_copy(uint32_t address, uint32_t count, int warp, const uint8_t* data);
+    void end_copy(uint32_t address, uint32_t count, int warp, const uint8_t* data, bool undefined);
+    // The same as `read` for 16 bytes that a product of a warpgroup reads until it is waited for.
+    bool begin_product(uint32_t address, int warp, uint8_t* out);
+    void end_product(uint32_t address) { multiplied_[address / 16]--; }
+    // Products see what the warp wrote, and what was written before the last barrier, only after this.
+    void fence_products(int warp);
 
   private:
     void check(uint32_t address, uint32_t count) const;
@@ -136,6 +127,8 @@ class SharedMemory {
     std::vector<uint32_t> written_, read_;
     std::vector<Mask> writers_;  // where there are several
     std::vector<uint8_t> copying_;
+    std::vector<uint8_t> unfenced_;     // written since the last fence for products
+    std::vector<uint16_t> multiplied_;  // products that still read these 16 bytes
     uint32_t now_ = 1, begin_ = 1;
     int32_t size_;
 };
@@ -143,7 +136,19 @@ class SharedMemory {
 struct Copy {
     uint32_t address;
     uint32_t count;
+    bool undefined;
     std::array<uint8_t, 16> data;
+};
+
+// Products of a warpgroup that were issued together: the 16 bytes that they read.
+struct Products {
+    std::vector<uint32_t> addresses;
+    int64_t number = 0;
+};
+// A sum in a register that a product may still write: which lanes will be undefined, and the group of the product.
+struct Pending {
+    Mask undefined;
+    int64_t group;
 };
 
 struct Block;
@@ -161,6 +166,14 @@ struct Warp {
     int64_t steps = 0;
     std::vector<Copy> copies;               // since the last group was committed
     std::deque<std::vector<Copy>> groups;   // committed, and not yet waited for
+    std::deque<Products> products;  // those not yet waited for; the last group is not yet committed
+    std::map<int32_t, Pending> sums;  // by the offset of the register
+    int64_t product_groups = 0;     // so far
+    bool products_fenced = false;   // since the last group was committed
+    Clock known;     // what has happened before in other warps and blocks
+    Clock pending;   // what will have, after the next fence
+    Clock fenced;    // what had happened before the last fence, which later stores release
+    uint32_t tick = 0;  // releases since the last barrier
 
     template <class T>
     T* value(const Operand& o) {
@@ -196,6 +209,10 @@ struct Warp {
     // The addresses of all lanes, of 4 or 8 bytes. Throws Fault if one of `m` is undefined.
     void addresses(const Operand& o, Mask m, uint64_t* out);
 
+    // Adds to a clock all that has happened before, and what this warp did.
+    void release(Clock& into);
+    void fence();
+
     void start(int number_of_warp, Block& owner);
     // Runs to the next barrier or to the end; returns whether it is at a barrier.
     bool run();
@@ -218,16 +235,23 @@ struct Block {
     std::mt19937_64 random;
     uint32_t index[3] = {}, grid[3] = {};
     int running_warp = 0;
+    uint32_t number = 0;  // from 1 on, in the order in which blocks run
+    uint32_t epoch = 0;   // barriers so far
 
     Block(const Program& p, const Options& o, GlobalMemory& g);
     void run(uint32_t x, uint32_t y, uint32_t z);
+    // At a barrier, every warp learns what the others know.
+    void share_clocks();
 };
 
 // All kinds of instructions there are, from the files of this folder.
 const std::vector<Kind>& kinds();
-void add_arithmetic(std::vector<Kind>& all);
+void add_integers(std::vector<Kind>& all);
+void add_singles_and_halves(std::vector<Kind>& all);
+void add_selections(std::vector<Kind>& all);
 void add_conversions(std::vector<Kind>& all);
 void add_memory(std::vector<Kind>& all);
 void add_matrices(std::vector<Kind>& all);
+void add_warpgroups(std::vector<Kind>& all);
 
 }  // namespace ptx

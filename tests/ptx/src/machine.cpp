@@ -38,6 +38,14 @@ void Warp::start(int number_of_warp, Block& owner) {
     steps = 0;
     copies.clear();
     groups.clear();
+    products.clear();
+    sums.clear();
+    product_groups = 0;
+    products_fenced = false;
+    known.clear();
+    pending.clear();
+    fenced.clear();
+    tick = 0;
 }
 
 // The lanes that are furthest behind come first, so that those that parted meet again.
@@ -120,6 +128,8 @@ Block::Block(const Program& p, const Options& o, GlobalMemory& g)
 
 void Block::run(uint32_t x, uint32_t y, uint32_t z) {
     index[0] = x, index[1] = y, index[2] = z;
+    number++;
+    epoch = 0;
     shared.new_block();
     std::vector<int> running(warps.size());
     std::iota(running.begin(), running.end(), 0);
@@ -139,6 +149,7 @@ void Block::run(uint32_t x, uint32_t y, uint32_t z) {
         }
         for (int w : running) warps[w].pc++;
         shared.barrier();
+        share_clocks();
     }
 }
 
@@ -151,10 +162,13 @@ const std::vector<Kind>& kinds() {
         made.push_back({"exit", "", nothing, Flow::EXIT});
         made.push_back({"bar.sync", "0", nothing, Flow::BARRIER});
         made.push_back({"trap", "", [](Warp&, const Instruction&, Mask) { throw Fault("trap: the program gives up"); }});
-        add_arithmetic(made);
+        add_integers(made);
+        add_singles_and_halves(made);
+        add_selections(made);
         add_conversions(made);
         add_memory(made);
         add_matrices(made);
+        add_warpgroups(made);
         return made;
     }();
     return all;
@@ -239,6 +253,14 @@ EXPORTED void* ptx_program(
             {found->handler, own, line.count, line.guard, line.negated != 0, found->collective, found->flow, line.target});
     }
     return program.release();
+}
+
+// Fills memory with what marks it as never written.
+EXPORTED void ptx_fill(uint64_t begin, uint64_t end) {
+    for (uint64_t at = (begin + 7) & ~uint64_t(7); at + 8 <= end; at += 8) {
+        const uint64_t bits = pattern(at);
+        std::memcpy(reinterpret_cast<void*>(at), &bits, 8);
+    }
 }
 
 EXPORTED void ptx_free(void* program) { delete static_cast<Program*>(program); }

@@ -135,6 +135,32 @@ void load_matrices(Warp& w, const Instruction& i, Mask) {
     }
 }
 
+template <bool TRANSPOSED>
+void store_matrices(Warp& w, const Instruction& i, Mask) {
+    const int count = i.count - 1;
+    const Mask used = count == 4 ? ALL : (1u << (8 * count)) - 1;
+    uint64_t address[LANES];
+    w.addresses(i.operands[count], used, address);
+    for (int matrix = 0; matrix < count; matrix++) {
+        alignas(16) uint16_t rows[8][8];
+        const uint32_t* in = w.value<uint32_t>(i.operands[matrix]);
+        const Mask bad = w.undefined(i.operands[matrix], 4);
+        uint32_t lost = 0;
+        for (int l = 0; l < LANES; l++) {
+            for (int half = 0; half < 2; half++) {
+                int line = l >> 2, place = (l & 3) * 2 + half;
+                uint16_t one = uint16_t(in[l] >> (16 * half));
+                (TRANSPOSED ? rows[place][line] : rows[line][place]) = one;
+                lost |= uint32_t(bad >> l & 1) << (TRANSPOSED ? place : line);
+            }
+        }
+        for (int row = 0; row < 8; row++) {
+            uint32_t at = uint32_t(address[8 * matrix + row]);
+            w.block->shared.write(at, 16, w.number, reinterpret_cast<uint8_t*>(rows[row]), lost >> row & 1);
+        }
+    }
+}
+
 // Registers of other lanes: d, [p,] a, b, c, members. Where the lane is outside of its part of the warp, its own one.
 enum class Exchange { BUTTERFLY, INDEX, UP, DOWN };
 
@@ -212,6 +238,9 @@ void add_matrices(std::vector<Kind>& all) {
         const std::string operands = std::string(std::stoul(count), '4') + "4";
         together(name + ".shared.b16", operands, load_matrices<false>);
         together(name + ".trans.shared.b16", operands, load_matrices<true>);
+        const std::string stored = std::string("stmatrix.sync.aligned.m8n8.x") + count;
+        together(stored + ".shared.b16", operands, store_matrices<false>);
+        together(stored + ".trans.shared.b16", operands, store_matrices<true>);
     }
     add_exchange<Exchange::BUTTERFLY>(all, "bfly");
     add_exchange<Exchange::INDEX>(all, "idx");

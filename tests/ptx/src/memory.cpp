@@ -1,156 +1,9 @@
-// Memory, its checks, and the instructions that use it.
+// The instructions that use memory.
 #include <algorithm>
 
 #include "emulator.h"
 
 namespace ptx {
-namespace {
-
-std::string hex(uint64_t number) {
-    char text[32];
-    std::snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(number));
-    return text;
-}
-
-std::string where(uint32_t address, uint32_t count) {
-    return " of shared memory, " + std::to_string(count) + " bytes at " + std::to_string(address);
-}
-
-}  // namespace
-
-// --- global -----------------------------------------------------------------------------------------------------------
-
-GlobalMemory::GlobalMemory(std::vector<Region> regions) : regions_(std::move(regions)) {
-    std::sort(regions_.begin(), regions_.end(), [](const Region& a, const Region& b) { return a.begin < b.begin; });
-}
-
-uint8_t* GlobalMemory::at(uint64_t address, uint32_t count, const char* access) {
-    if (address < last_.begin || address + count > last_.end) {
-        auto after = std::upper_bound(
-            regions_.begin(), regions_.end(), address, [](uint64_t a, const Region& r) { return a < r.begin; });
-        if (after == regions_.begin() || address + count > (after - 1)->end || address + count < address) {
-            std::string place = "no tensor is near";
-            if (after != regions_.begin() && address >= (after - 1)->end) {
-                const Region& before = *(after - 1);
-                place = std::to_string(address - before.end) + " bytes after the end of a tensor of " +
-                        std::to_string(before.end - before.begin);
-            }
-            if (after != regions_.begin() && address < (after - 1)->end) place = "it ends after the end of a tensor";
-            if (after != regions_.end() && after->begin - address < 4096) {
-                place += ", " + std::to_string(after->begin - address) + " bytes before the start of one";
-            }
-            throw Fault(std::string("out of bounds: ") + access + " of " + std::to_string(count) +
-                        " bytes of global memory at " + hex(address) + ": " + place);
-        }
-        last_ = *(after - 1);
-    }
-    if (address % count) {
-        throw Fault(std::string("misaligned: ") + access + " of " + std::to_string(count) +
-                    " bytes of global memory at " + hex(address));
-    }
-    return reinterpret_cast<uint8_t*>(address);
-}
-
-// --- shared -----------------------------------------------------------------------------------------------------------
-
-SharedMemory::SharedMemory(int32_t size)
-    : bytes_(size), written_(size), read_(size), writers_(size), copying_(size), size_(size) {}
-
-void SharedMemory::new_block() {
-    barrier();
-    begin_ = now_;
-    std::fill(bytes_.begin(), bytes_.end(), 0xa5);
-    std::fill(copying_.begin(), copying_.end(), 0);
-}
-
-void SharedMemory::barrier() {
-    if (++now_ < 1u << 23) return;
-    // Tags have no more room: what was written stays written, before everything.
-    for (uint32_t& tag : written_) tag = tag >> SHIFT < begin_ ? 0 : (tag & ((1u << SHIFT) - 1)) | 1u << SHIFT;
-    std::fill(read_.begin(), read_.end(), 0);
-    now_ = 2, begin_ = 1;
-}
-
-void SharedMemory::check(uint32_t address, uint32_t count) const {
-    if (uint64_t(address) + count > uint64_t(size_)) {
-        throw Fault("out of bounds: " + std::to_string(count) + " bytes at " + std::to_string(address) + " of " +
-                    std::to_string(size_) + " bytes of shared memory");
-    }
-    if (address % count) {
-        throw Fault("misaligned: " + std::to_string(count) + " bytes of shared memory at " + std::to_string(address));
-    }
-}
-
-bool SharedMemory::read(uint32_t address, uint32_t count, int warp, uint8_t* out) {
-    check(address, count);
-    const uint32_t *written = written_.data() + address, mine = uint32_t(warp);
-    uint32_t* readers = read_.data() + address;
-    const uint32_t none = begin_ << SHIFT, now = now_ << SHIFT;
-    uint32_t raced = 0, missing = 0, undefined = 0, copied = 0;
-    for (uint32_t b = 0; b < count; b++) {
-        uint32_t tag = written[b];
-        missing |= tag < none;
-        if (tag >= now && (tag & ~UNDEFINED) != (now | mine)) raced |= !(tag & SEVERAL) || !(writers_[address + b] >> mine & 1);
-        undefined |= tag & UNDEFINED;
-        copied |= copying_[address + b];
-        uint32_t reader = readers[b];
-        readers[b] = reader >= now && reader != (now | mine) ? now | SEVERAL : now | mine;
-    }
-    if (copied) throw Fault("unfinished copy: a read" + where(address, count) + ", which cp.async may still write");
-    if (missing) throw Fault("uninitialized: a read" + where(address, count) + ", which nobody wrote");
-    if (raced) throw Fault("race: a read" + where(address, count) + ", which another warp wrote since the last barrier");
-    std::memcpy(out, bytes_.data() + address, count);
-    return undefined;
-}
-
-bool SharedMemory::check_write(uint32_t address, uint32_t count, int warp) const {
-    check(address, count);
-    const uint32_t now = now_ << SHIFT, mine = uint32_t(warp);
-    uint32_t raced = 0, copied = 0;
-    for (uint32_t b = address; b < address + count; b++) {
-        raced |= written_[b] >= now && (written_[b] & ~UNDEFINED) != (now | mine);
-        raced |= read_[b] >= now && read_[b] != (now | mine);
-        copied |= copying_[b];
-    }
-    if (copied) throw Fault("unfinished copy: a write" + where(address, count) + ", which cp.async may still write");
-    return raced;
-}
-
-// Several warps may write the same since a barrier: a layout can have the same element in several of them.
-void SharedMemory::write_again(uint32_t address, uint32_t count, int warp, const uint8_t* data, uint32_t undefined) {
-    const uint32_t now = now_ << SHIFT;
-    for (uint32_t b = 0; b < count; b++) {
-        uint32_t& tag = written_[address + b];
-        if (tag < now || bytes_[address + b] != data[b]) {
-            throw Fault("race: a write" + where(address, count) + ", which another warp used since the last barrier");
-        }
-        Mask& writers = writers_[address + b];
-        if (!(tag & SEVERAL)) writers = 1u << (tag & WARP);
-        writers |= 1u << warp;
-        tag |= SEVERAL | undefined;
-    }
-}
-
-void SharedMemory::write(uint32_t address, uint32_t count, int warp, const uint8_t* data, bool undefined) {
-    const uint32_t flag = undefined ? UNDEFINED : 0;
-    if (check_write(address, count, warp)) return write_again(address, count, warp, data, flag);
-    std::memcpy(bytes_.data() + address, data, count);
-    std::fill_n(written_.begin() + address, count, now_ << SHIFT | flag | uint32_t(warp));
-}
-
-void SharedMemory::begin_copy(uint32_t address, uint32_t count, int warp) {
-    if (check_write(address, count, warp)) {
-        throw Fault("race: a copy to" + where(address, count) + ", which another warp used since the last barrier");
-    }
-    std::fill_n(copying_.begin() + address, count, 1);
-    std::fill_n(bytes_.begin() + address, count, 0xa5);
-}
-
-void SharedMemory::end_copy(uint32_t address, uint32_t count, int warp, const uint8_t* data) {
-    std::fill_n(copying_.begin() + address, count, 0);
-    std::memcpy(bytes_.data() + address, data, count);
-    std::fill_n(written_.begin() + address, count, now_ << SHIFT | uint32_t(warp));
-}
 
 void Warp::addresses(const Operand& o, Mask m, uint64_t* out) {
     int size = o.size;
@@ -216,10 +69,27 @@ void load(Warp& w, const Instruction& i, Mask m) {
         if (SHARED) {
             undefined |= Mask(w.block->shared.read(uint32_t(address[l]), count, w.number, data[l])) << l;
         } else {
-            std::memcpy(data[l], w.block->global.at(address[l], count, "a read"), count);
+            undefined |= Mask(w.block->global.read(address[l], count, w, data[l])) << l;
         }
     }
     unpack_lanes<T>(w, i, data, undefined, m);
+}
+
+// Where lanes of one store meet, nobody knows whose value stays.
+void check_lanes(const uint64_t* address, const uint8_t (*data)[MAX_BYTES], uint32_t count, Mask m) {
+    uint64_t end = 0;
+    bool apart = true;
+    for (int l = 0; l < LANES; l++) {
+        if (!(m >> l & 1)) continue;
+        apart &= address[l] >= end;
+        end = address[l] + count;
+    }
+    for (int a = 0; a < LANES && !apart; a++) {
+        for (int b = a + 1; b < LANES; b++) {
+            if (!(m >> a & m >> b & 1) || address[a] != address[b]) continue;
+            if (std::memcmp(data[a], data[b], count)) throw Fault("race: lanes of a store write different values");
+        }
+    }
 }
 
 template <class T, bool SHARED>
@@ -234,19 +104,22 @@ void store(Warp& w, const Instruction& i, Mask m) {
         undefined |= w.undefined(o, o.constant ? sizeof(T) : o.size);
     }
     if (!SHARED && (undefined & m)) throw Fault("undefined: a value that was never written goes to global memory");
-    for (int l = 0; l < LANES; l++) {
-        if (!(m >> l & 1)) continue;
-        uint8_t data[MAX_BYTES];
-        for (int part = 0; part < parts; part++) {
+    alignas(32) uint8_t data[LANES][MAX_BYTES];
+    for (int part = 0; part < parts; part++) {
+        for (int l = 0; l < LANES; l++) {
             uint64_t bits = register_bits(w, i.operands[part], sizeof(T), l);
-            std::memcpy(data + part * sizeof(T), &bits, sizeof(T));
-        }
-        if (SHARED) {
-            w.block->shared.write(uint32_t(address[l]), count, w.number, data, undefined >> l & 1);
-        } else {
-            std::memcpy(w.block->global.at(address[l], count, "a write"), data, count);
+            std::memcpy(data[l] + part * sizeof(T), &bits, sizeof(T));
         }
     }
+    for (int l = 0; l < LANES; l++) {
+        if (!(m >> l & 1)) continue;
+        if (SHARED) {
+            w.block->shared.write(uint32_t(address[l]), count, w.number, data[l], undefined >> l & 1);
+        } else {
+            w.block->global.write(address[l], count, w, data[l]);
+        }
+    }
+    check_lanes(address, data, count, m);
 }
 
 // From the offset of a parameter, or from an address made of it.
@@ -266,6 +139,8 @@ void load_parameter(Warp& w, const Instruction& i, Mask m) {
 
 // --- asynchronous copies ----------------------------------------------------------------------------------------------
 
+// MARKED: bytes that are not copied are undefined instead of 0. No GPU has this: it shows that nothing depends on them.
+template <bool MARKED>
 void copy(Warp& w, const Instruction& i, Mask m) {
     const Operand* o = i.operands;
     uint64_t to[LANES], from[LANES];
@@ -277,17 +152,12 @@ void copy(Warp& w, const Instruction& i, Mask m) {
         if (!(m >> l & 1)) continue;
         uint32_t present = i.count > 3 ? w.value<uint32_t>(o[3])[l] : count;
         if (present > count) throw Fault("out of bounds: cp.async of more bytes than it is for");
-        Copy one{uint32_t(to[l]), count, {}};
+        Copy one{uint32_t(to[l]), count, MARKED && present < count, {}};
         if (present) {
             if (from[l] % count) throw Fault("misaligned: cp.async of " + std::to_string(count) + " bytes");
-            if (present == count || present % 4 == 0) {
-                for (uint32_t at = 0; at < present;) {
-                    uint32_t step = present == count ? count : 4;
-                    std::memcpy(one.data.data() + at, w.block->global.at(from[l] + at, step, "a copy"), step);
-                    at += step;
-                }
-            } else {
-                for (uint32_t at = 0; at < present; at++) one.data[at] = *w.block->global.at(from[l] + at, 1, "a copy");
+            const uint32_t step = present == count ? count : present % 4 ? 1 : 4;
+            for (uint32_t at = 0; at < present; at += step) {
+                one.undefined |= w.block->global.read(from[l] + at, step, w, one.data.data() + at, "a copy");
             }
         }
         w.block->shared.begin_copy(one.address, count, w.number);
@@ -301,7 +171,7 @@ void commit(Warp& w, const Instruction&, Mask) {
 }
 
 void finish(Warp& w, const std::vector<Copy>& copies) {
-    for (const Copy& one : copies) w.block->shared.end_copy(one.address, one.count, w.number, one.data.data());
+    for (const Copy& one : copies) w.block->shared.end_copy(one.address, one.count, w.number, one.data.data(), one.undefined);
 }
 
 void wait(Warp& w, const Instruction& i, Mask) {
@@ -338,7 +208,7 @@ T second(T, T b) {
     return b;
 }
 
-// The old value [, which `atom` returns], the value, and the address. Lanes follow each other.
+// The old value [, which `atom` returns], the value, the address, and the Order. Lanes follow each other.
 template <auto F, bool RETURNS>
 struct Atomic;
 template <class T, T (*F)(T, T), bool RETURNS>
@@ -351,7 +221,8 @@ struct Atomic<F, RETURNS> {
         T old[LANES];
         for (int l = 0; l < LANES; l++) {
             if (!(m >> l & 1)) continue;
-            uint8_t* at = w.block->global.at(address[l], sizeof(T), "an atomic");
+            const Order order{w.value<uint32_t>(o[2])[0]};
+            uint8_t* at = w.block->global.strong(address[l], sizeof(T), w, order, GlobalMemory::Kind::UPDATE, "an atomic");
             std::memcpy(&old[l], at, sizeof(T));
             T now = F(old[l], w.value<T>(o[0])[l]);
             std::memcpy(at, &now, sizeof(T));
@@ -362,10 +233,30 @@ struct Atomic<F, RETURNS> {
 
 template <auto F>
 void add_atomic(std::vector<Kind>& all, const std::string& name, const std::string& size) {
-    all.push_back({"atom.global." + name, size + size + "8", Atomic<F, true>::run});
-    all.push_back({"red.global." + name, size + "8", Atomic<F, false>::run});
+    all.push_back({"atom.global." + name, size + size + "8c", Atomic<F, true>::run});
+    all.push_back({"red.global." + name, size + "8c", Atomic<F, false>::run});
 }
 
+// Loads and stores that others may see at once, such as ld.acquire: the value, the address, and the Order.
+template <class T, bool STORES>
+void strong(Warp& w, const Instruction& i, Mask m) {
+    const Operand* o = i.operands;
+    const auto kind = STORES ? GlobalMemory::Kind::STORE : GlobalMemory::Kind::LOAD;
+    uint64_t address[LANES];
+    w.addresses(o[1], m, address);
+    if (STORES && (w.undefined(o[0], sizeof(T)) & m)) throw Fault("undefined: a value that was never written is stored");
+    T values[LANES];
+    for (int l = 0; l < LANES; l++) {
+        if (!(m >> l & 1)) continue;
+        const Order order{w.value<uint32_t>(o[2])[0]};
+        uint8_t* at = w.block->global.strong(address[l], sizeof(T), w, order, kind, STORES ? "a write" : "a read");
+        if (STORES) std::memcpy(at, w.value<T>(o[0]) + l, sizeof(T));
+        else std::memcpy(&values[l], at, sizeof(T));
+    }
+    if (!STORES) w.assign(o[0], values, 0, m);
+}
+
+void fence(Warp& w, const Instruction&, Mask) { w.fence(); }
 void nothing(Warp&, const Instruction&, Mask) {}
 
 void warp_barrier(Warp& w, const Instruction& i, Mask) {
@@ -414,8 +305,9 @@ void add_memory(std::vector<Kind>& all) {
     all.push_back({"ld.param.s32", "4+a", load_parameter<int32_t>});
     all.push_back({"ld.param.f32", "4a", load_parameter<uint32_t>});
     for (const std::string cached : {"ca", "cg"}) {
-        all.push_back({"cp.async." + cached + ".shared.global", "48c", copy});
-        all.push_back({"cp.async." + cached + ".shared.global", "48c4", copy});
+        all.push_back({"cp.async." + cached + ".shared.global", "48c", copy<false>});
+        all.push_back({"cp.async." + cached + ".shared.global", "48c4", copy<false>});
+        all.push_back({"cp.async." + cached + ".shared.global.marked", "48c4", copy<true>});
     }
     all.push_back({"cp.async.commit_group", "", commit, Flow::NEXT, true});
     all.push_back({"cp.async.wait_group", "c", wait, Flow::NEXT, true});
@@ -425,12 +317,17 @@ void add_memory(std::vector<Kind>& all) {
     add_atomic<least<int32_t>>(all, "min.s32", "4"), add_atomic<least<uint32_t>>(all, "min.u32", "4");
     add_atomic<most<int32_t>>(all, "max.s32", "4"), add_atomic<most<uint32_t>>(all, "max.u32", "4");
     add_atomic<second<uint32_t>>(all, "exch.b32", "4"), add_atomic<second<uint64_t>>(all, "exch.b64", "8");
-    // Threads run one after another, and what one wrote is seen by all that come later.
-    for (const char* name : {"membar.cta", "membar.gl", "membar.sys"}) all.push_back({name, "", nothing});
-    for (const char* order : {"acq_rel", "sc"}) {
-        for (const char* scope : {"cta", "gpu", "sys"}) {
-            all.push_back({std::string("fence.") + order + "." + scope, "", nothing});
-        }
+    for (const std::string letter : {"b", "u", "s"}) {
+        all.push_back({"ld.strong.global." + letter + "32", "48c", strong<uint32_t, false>});
+        all.push_back({"ld.strong.global." + letter + "64", "88c", strong<uint64_t, false>});
+        all.push_back({"st.strong.global." + letter + "32", "48c", strong<uint32_t, true>});
+        all.push_back({"st.strong.global." + letter + "64", "88c", strong<uint64_t, true>});
+    }
+    // Fences for the block alone order nothing between blocks, and barriers do more.
+    for (const char* name : {"membar.cta", "fence.acq_rel.cta", "fence.sc.cta"}) all.push_back({name, "", nothing});
+    for (const char* name : {"membar.gl", "membar.sys", "fence.acq_rel.gpu", "fence.acq_rel.sys", "fence.sc.gpu",
+                             "fence.sc.sys"}) {
+        all.push_back({name, "", fence});
     }
     all.push_back({"bar.warp.sync", "c", warp_barrier, Flow::NEXT, true});
     all.push_back({"createpolicy.fractional.L2::evict_first.b64", "8c", policy});

@@ -1,0 +1,95 @@
+"""Why a mutant that changes nothing could not: checks of the kernel itself, as texts that have to run without a fault.
+
+A kernel's tiles are powers of two and its sizes are constants, so that some of what it computes is never stored, and
+some of its masks hide nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ptx.mutants import ORDERING, Mutant
+
+_STATEMENT = re.compile(r"^\s*(?:@!?%p\d+ )?([a-z]\S*)\s+(%\w+), (.*);")
+_MASKED = re.compile(r"^\s*@(!?)(%p\d+) (\S+)\s+(.*)$")
+_REGISTER = re.compile(r"%[a-z]+\d*(?:\.[xyz])?")
+_TYPES = {"%p": "pred", "%r": "b32", "%rd": "b64", "%rs": "b16"}
+
+
+def reason(text: str, mutant: Mutant, unchanged: Callable[[str], bool]) -> str | None:
+    """Say why ``mutant`` is equivalent, or return None if an input may be missing that shows the difference.
+
+    unchanged  whether all launches leave memory as before and without a fault with another text of the kernel.
+    """
+    if mutant.kind in ORDERING:
+        return "no access depends on it in any order that was tried"
+    if mutant.kind == "mask dropped":
+        return _of_mask(text, mutant, unchanged)
+    if mutant.kind == "mask of a copy dropped":
+        return None
+    if unchanged(Mutant(mutant.kind, mutant.line, mutant.old, "").apply(text)):
+        return "nothing that is stored depends on its result"
+    statement = _STATEMENT.match(mutant.new)
+    if statement and _of_thread(text, statement[2]) and unchanged(_compared(text, mutant)):
+        return "it has the same result in every thread"
+    return None
+
+
+def _of_mask(text: str, mutant: Mutant, unchanged: Callable[[str], bool]) -> str | None:
+    match = _MASKED.match(mutant.old)
+    assert match is not None
+    negated, mask, name, _ = match.groups()
+    off = f"@{'' if negated else '!'}{mask} trap;"
+    if _of_thread(text, mask) and unchanged(Mutant("", mutant.line, mutant.old, off + mutant.old).apply(text)):
+        return "the mask is set in every thread"
+    if name.startswith("st.shared"):
+        return "what masked threads would store is what others do, or nobody reads it"
+    if name.startswith("ld.") and unchanged(_undefined_where_masked(text, mutant.line)):
+        return "what masked lanes would read is within a tensor, and nothing that is stored depends on it"
+    return None
+
+
+def _undefined_where_masked(text: str, number: int) -> str:
+    """Remove what masked lanes have instead of what they would load: the moves before the load."""
+    lines = text.split("\n")
+    while re.match(r"\s*mov\.\w+\s+%\w+, %?\w+;$", lines[number - 1]):
+        number -= 1
+        lines[number] = ""
+    return "\n".join(lines)
+
+
+def _compared(text: str, mutant: Mutant) -> str:
+    """The kernel, giving up where the mutant has another result."""
+    statement = _STATEMENT.match(mutant.new)
+    assert statement is not None
+    kind = _TYPES[re.sub(r"\d+$", "", statement[2])]
+    other = mutant.new.replace(statement[2], "other", 1)
+    unequal = f"xor.pred unequal, other, {statement[2]};" if kind == "pred" else (
+        f"setp.ne.{kind} unequal, other, {statement[2]};"
+    )  # fmt: skip
+    block = f"{{ .reg .{kind} other; .reg .pred unequal; {other} {unequal} @unequal trap; }}"
+    return Mutant("", mutant.line, mutant.old, mutant.old.partition("//")[0] + block).apply(text)
+
+
+def _of_thread(text: str, register: str) -> bool:
+    """Whether a register depends on constants and the number of the thread alone."""
+    sources: dict[str, list[str] | None] = {}
+    for line in text.split("\n"):
+        statement = _STATEMENT.match(line)
+        if statement:
+            found = _REGISTER.findall(statement[3])
+            memory = statement[1].startswith(("ld.", "atom.", "shfl.")) or line.lstrip().startswith("@")
+            known = sources.get(statement[2], [])
+            sources[statement[2]] = None if memory or known is None else known + found
+    waiting, seen = [register], set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name == "%tid.x":
+            continue
+        seen.add(name)
+        more = sources.get(name)
+        if more is None:
+            return False
+        waiting += more
+    return True
