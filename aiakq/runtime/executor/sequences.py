@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from aiakq.kernels.ops.sampling import SampleRow
 from aiakq.runtime.executor.logits_modifier import LogitsModifier, Modifier
 from aiakq.runtime.executor.output_reader import OutputReader, new_logprobs_reader
 from aiakq.runtime.executor.row_transforms import RowMask
@@ -26,12 +27,24 @@ class SequenceState:
     modifier   of its logits.
     masks      of the tokens that may follow ``token_ids``.
     reader     of the model's output; None: it is only sampled.
+    asked      of each of its rows of logits; None until the first is sampled.
     failure    why nothing it computes counts; None: it does.
     state_at   per row of its states, the number of tokens it is the state after, or none; see StateRows.
     """
 
     __slots__ = (
-        *("drafted", "failure", "masks", "modifier", "num_drafted", "num_prompt", "pages", "reader", "sampling"),
+        *(
+            "asked",
+            "drafted",
+            "failure",
+            "masks",
+            "modifier",
+            "num_drafted",
+            "num_prompt",
+            "pages",
+            "reader",
+            "sampling",
+        ),
         *("slot", "spec", "state_at", "token_ids"),
     )
 
@@ -47,6 +60,7 @@ class SequenceState:
         self.modifier: Modifier = LogitsModifier(spec, logits_processors)
         self.masks: tuple[RowMask, ...] = ()
         self.reader: OutputReader | None = new_logprobs_reader(spec)
+        self.asked: SampleRow | None = None
         self.num_drafted: int | None = None
         self.drafted: list[int] = []
         self.failure: str | None = None
@@ -119,5 +133,5 @@ class RunningSequences:
         if chunk.new_pages:
             start = len(state.pages)
             state.pages += chunk.new_pages
-            self.page_table[chunk.slot, start : len(state.pages)] = torch.tensor(chunk.new_pages, dtype=torch.int32)
+            self.page_table.numpy()[chunk.slot, start : len(state.pages)] = chunk.new_pages
         return state
