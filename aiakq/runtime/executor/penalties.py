@@ -38,7 +38,7 @@ class TokenCounts:
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         """token_ids: tokens to list with the count 0."""
-        self._place = {token: place for place, token in enumerate(token_ids)}
+        self._place = {token: place for place, token in enumerate(dict.fromkeys(token_ids))}
         size = len(self._place)
         self._token_ids = np.fromiter(self._place, np.int64, size)
         self._counts = np.zeros(size, np.float32)

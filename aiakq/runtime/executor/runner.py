@@ -131,10 +131,12 @@ class Runner:
         slots = [chunk.slot for chunk in chunks]
         # Of each token: the position, and the slot of the KV cache.
         positions = np.repeat(np.array(lengths) - starts[1:], counts) + np.arange(starts[-1])
-        pages = running.page_table.numpy()[np.repeat(slots, counts), positions // self.page_size]
+        pages = running.page_table[np.repeat(slots, counts), positions // self.page_size]
         kv_slots = pages.astype(np.int64) * self.page_size + positions % self.page_size
         multiple = self.model.row_multiple
-        columns = [_padded(np.array(column), multiple) for column in (token_ids, positions, kv_slots, logit_rows)]
+        columns = [
+            _padded(np.array(column, np.int64), multiple) for column in (token_ids, positions, kv_slots, logit_rows)
+        ]
         token_column, position_column, slot_column, row_column = self._columns(columns)
         bounds = [np.array(starts), np.array(lengths)]
         query_start, kv_len = self._columns(bounds, np.int32)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,7 +97,7 @@ class RunningSequences:
     """
 
     def __init__(self, num_slots: int, max_pages: int, parts: Sequence[ExecutorPart] = ()) -> None:
-        self.page_table = torch.zeros(num_slots, max_pages, dtype=torch.int32)
+        self.page_table = np.zeros((num_slots, max_pages), np.int32)
         self._parts = parts
         self._states: dict[int, SequenceState] = {}
 
@@ -120,18 +121,18 @@ class RunningSequences:
         """The first ``width`` pages of each of ``slots``: [len(slots), width] int32, possibly a view."""
         first, end = slots[0], slots[0] + len(slots)
         if len(slots) == 1 or slots == list(range(first, end)):
-            return self.page_table[first:end, :width]
-        return self.page_table[:, :width].index_select(0, torch.tensor(slots))
+            return torch.from_numpy(self.page_table[first:end, :width])
+        return torch.from_numpy(self.page_table[slots, :width])
 
     def clear(self) -> None:
         """Free every slot."""
         self._states.clear()
-        self.page_table.zero_()
+        self.page_table.fill(0)
 
     def _append_pages(self, chunk: Chunk) -> SequenceState:
         state = self._states[chunk.slot]
         if chunk.new_pages:
             start = len(state.pages)
             state.pages += chunk.new_pages
-            self.page_table.numpy()[chunk.slot, start : len(state.pages)] = chunk.new_pages
+            self.page_table[chunk.slot, start : len(state.pages)] = chunk.new_pages
         return state

@@ -27,7 +27,7 @@ ROWS = [
 
 
 def penalties(**sampling) -> Penalties:
-    found = Penalties.of(RequestSpec("r", [1, 2, 4], SamplingParams(max_tokens=9, **sampling), 9, 0))
+    found = Penalties.of(RequestSpec("r", [1, 2, 2, 4], SamplingParams(max_tokens=9, **sampling), 9, 0))
     assert found is not None
     return found
 
@@ -69,10 +69,10 @@ def test_draft_tokens_are_forgotten_where_they_are_rejected():
 
 @pytest.mark.parametrize("count", [1, 16, 17, 1000])
 def test_counts_grow(count: int):
-    counts = TokenCounts([3])
+    counts = TokenCounts([3, 3, 2**20, 3])
     counts.add([*range(count), *range(count)])
     token_ids, numbers = counts.arrays()
-    assert sorted(token_ids.tolist()) == sorted({3, *range(count)})
+    assert sorted(token_ids.tolist()) == sorted({3, 2**20, *range(count)})
     assert numbers.sum() == 2 * count
 
 
