@@ -41,7 +41,7 @@ class TokenCounts:
         self._place = {token: place for place, token in enumerate(dict.fromkeys(token_ids))}
         size = len(self._place)
         self._token_ids = np.fromiter(self._place, np.int64, size)
-        self._counts = np.zeros(size, np.float32)
+        self._counts: NDArray[np.float32] = np.zeros(size, np.float32)
 
     def add(self, tokens: Sequence[int]) -> None:
         """Count ``tokens``."""
