@@ -137,6 +137,19 @@ def gc_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Collect garbage a hundredth as often: a step of a large batch makes thousands of objects, none of them in cycles,
+    and with torch and transformers imported a full collection takes as long as many steps.
+    """
+    threshold, *others = gc.get_threshold()
+    gc.set_threshold(100 * threshold, *others)
+    try:
+        yield
+    finally:
+        gc.set_threshold(threshold, *others)
+
+
 def _lines(path: str) -> list[str]:
     try:
         return Path(path).read_text().splitlines()

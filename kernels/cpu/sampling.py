@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Sequence
-from ctypes import Array, Structure
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.cpu import library
-from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleResult, SampleRow, TokenMasks
+from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleResults, SampleRow, TokenMasks, TopTokens
 from aiakq.kernels.types import SamplingProblem
 
 #: Minimum size of all rows of logits, in bytes, for sampling with several threads.
@@ -32,15 +31,15 @@ def prepare(problem: SamplingProblem) -> NativeSampler:
 class NativePendingSamples:
     """Results that are already available; see PendingSamples."""
 
-    def __init__(self, results: list[SampleResult]) -> None:
+    def __init__(self, results: SampleResults) -> None:
         self._results = results
 
     @cached_property
     def tokens(self) -> Tensor:
         """[R] int64; see PendingSamples."""
-        return torch.tensor([result.token for result in self._results])
+        return torch.tensor(self._results.tokens)
 
-    def collect(self) -> list[SampleResult]:
+    def collect(self) -> SampleResults:
         """See PendingSamples."""
         return self._results
 
@@ -51,47 +50,57 @@ class NativeSampler:
     def __init__(self) -> None:
         # Reused between steps: megabytes for a large vocabulary.
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._struct = library.load_library().structs["SampleRow"]
+        self._dtype = np.dtype(library.load_library().structs["SampleRow"])
         self._op = library.new_op("sample")
         self._ops = library.OpList(self._op)
+        #: The rows of the last call and their parameters in a table: most steps have the rows of the step before.
+        self._last: tuple[list[SampleRow], NDArray[np.void]] = [], np.zeros(0, self._dtype)
 
     def __call__(
         self,
         raw: Tensor,
         rows: Sequence[SampleRow],
+        uniforms: Sequence[float] = (),
         modified: ModifiedLogits | None = None,
         masks: TokenMasks | None = None,
     ) -> NativePendingSamples:
         """See Sampler."""
-        vocab = raw.shape[1]
         if raw.stride(1) != 1:
             raw = raw.contiguous()
-        table = (self._struct * len(rows))()
-        address, stride = raw.data_ptr(), raw.stride(0) * 4
-        for native, row in zip(table, rows, strict=True):
-            native.logits = native.raw = address
-            address += stride
-            native.given = row.token
-            if row.temperature:
-                native.temperature, native.uniform = row.temperature, row.uniform
-                native.top_k, native.top_p, native.min_p = max(row.top_k, 0), row.top_p, row.min_p
-            if row.num_logprobs is not None:
-                native.ranked, native.count = 1, row.num_logprobs
+        table = self._table(rows)
+        table["raw"] = table["logits"] = raw.data_ptr() + raw.stride(0) * 4 * np.arange(len(rows))
+        if len(uniforms):
+            table["uniform"] = uniforms
         if modified is not None:
             modified = modified._replace(logits=modified.logits.contiguous())
-            for index, at in enumerate(modified.rows):
-                table[at].logits = modified.logits.data_ptr() + index * vocab * 4
+            table["logits"][modified.rows] = _addresses(modified.logits)
         if masks is not None:
             masks = masks._replace(bits=masks.bits.contiguous())
-            address, stride = masks.bits.data_ptr(), masks.bits.shape[1] * 4
-            for at in masks.rows:
-                table[at].mask = address
-                address += stride
-        top = _top_buffers(table) if any(row.num_logprobs for row in rows) else None
-        self._run(table, vocab)
-        return NativePendingSamples(_results(table, top))
+            table["mask"][masks.rows] = _addresses(masks.bits)
+        counts = table["count"]
+        total = int(counts.sum())
+        top_ids, top_values = np.empty(total, np.int32), np.empty(total, np.float32)
+        if total:
+            before = counts.cumsum() - counts
+            table["top_ids"] = top_ids.ctypes.data + 4 * before
+            table["top_values"] = top_values.ctypes.data + 4 * before
+        self._run(table, raw.shape[1])
+        return NativePendingSamples(_results(table, top_ids, top_values))
 
-    def _run(self, table: Array[Structure], vocab: int) -> None:
+    def _table(self, rows: Sequence[SampleRow]) -> NDArray[np.void]:
+        """Return a table [R] of the native library's structure, with the parameters of ``rows``."""
+        last, table = self._last
+        if last != rows:
+            table = np.zeros(len(rows), self._dtype)
+            temperature, top_k, top_p, min_p, token, num_logprobs, _ = zip(*rows, strict=True)
+            table["temperature"], table["top_p"], table["min_p"], table["given"] = temperature, top_p, min_p, token
+            table["top_k"] = np.clip(top_k, 0, 2**31 - 1)
+            table["ranked"] = [count is not None for count in num_logprobs]
+            table["count"] = [count or 0 for count in num_logprobs]
+            self._last = list(rows), table
+        return table.copy()
+
+    def _run(self, table: NDArray[np.void], vocab: int) -> None:
         threads = torch.get_num_threads() if len(table) * vocab * 4 >= SHARED_FROM else 1
         threads = min(threads, len(table))
         needed = threads * (-(-vocab // 8) * 8 * 16 + 1024)
@@ -99,35 +108,28 @@ class NativeSampler:
             if self._scratch.numel() < needed:
                 self._scratch = library.allocate_scratch(needed)
             op = self._op
-            op.m, op.vocabulary, op.rows = len(table), vocab, ctypes.addressof(table)
+            op.m, op.vocabulary, op.rows = len(table), vocab, table.ctypes.data
             op.scratch = self._scratch.data_ptr()
             self._ops(threads)
 
 
-def _top_buffers(table: Array[Structure]) -> tuple[Tensor, Tensor]:
-    """Allocate memory for the most likely tokens of all rows, concatenated: ids [N] int32 and log-probabilities [N]
-    float32, where N is the sum of the rows' ``count``.
-    """
-    total = sum(native.count for native in table)
-    ids, values = torch.empty(total, dtype=torch.int32), torch.empty(total, dtype=torch.float32)
-    at = 0
-    for native in table:
-        if native.count:
-            native.top_ids, native.top_values = ids.data_ptr() + 4 * at, values.data_ptr() + 4 * at
-            at += native.count
-    return ids, values
+def _addresses(tensor: Tensor) -> NDArray[np.int64]:
+    """Return the address of each row of a contiguous tensor [N, W] of 4-byte elements."""
+    return tensor.data_ptr() + 4 * tensor.shape[1] * np.arange(len(tensor))
 
 
-def _results(table: Array[Structure], top: tuple[Tensor, Tensor] | None) -> list[SampleResult]:
-    results = []
-    ids, values = ([], []) if top is None else (top[0].tolist(), top[1].tolist())
-    at = 0
-    for native in table:
-        outcome = SampleOutcome.NOTHING_LEFT if native.nothing_left else SampleOutcome.DONE
-        if not math.isfinite(native.normalizer):
-            outcome = SampleOutcome.NOT_FINITE
-        end = at + native.count
-        top_tokens = ids[at:end], values[at:end]
-        results.append(SampleResult(native.token, native.log_probability, outcome, native.rank, *top_tokens))
-        at = end
+def _results(table: NDArray[np.void], top_ids: NDArray[np.int32], top_values: NDArray[np.float32]) -> SampleResults:
+    results = SampleResults(table["token"].tolist(), table["log_probability"].tolist(), {}, {}, {})
+    finite, nothing_left = np.isfinite(table["normalizer"]), table["nothing_left"]
+    if not finite.all() or nothing_left.any():
+        results.failed.update(dict.fromkeys(np.flatnonzero(nothing_left).tolist(), SampleOutcome.NOTHING_LEFT))
+        results.failed.update(dict.fromkeys(np.flatnonzero(~finite).tolist(), SampleOutcome.NOT_FINITE))
+    ranked = np.flatnonzero(table["ranked"]).tolist()
+    if ranked:
+        results.ranks.update(zip(ranked, table["rank"][ranked].tolist(), strict=True))
+        ids, values, at = top_ids.tolist(), top_values.tolist(), 0
+        for row, count in zip(ranked, table["count"][ranked].tolist(), strict=True):
+            if count:
+                results.top[row] = TopTokens(ids[at : at + count], values[at : at + count])
+                at += count
     return results

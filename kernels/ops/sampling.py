@@ -21,10 +21,9 @@ CANDIDATES = 1024
 
 
 class SampleRow(NamedTuple):
-    """Sampling parameters of one row of logits.
+    """Sampling parameters of one row of logits, the same for every row of a sequence.
 
     temperature     0: greedy, the first of equal maxima.
-    uniform         random number in [0, 1) at which the cumulative distribution is inverted.
     top_k           maximum number of candidates; 0 or less: no limit.
     top_p, min_p    the usual thresholds, relative to the total probability and to the largest probability.
     token           a given token to report on instead of sampling, or -1.
@@ -33,7 +32,6 @@ class SampleRow(NamedTuple):
     """
 
     temperature: float = 0.0
-    uniform: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -57,21 +55,32 @@ class SampleOutcome(IntEnum):
     MORE_CANDIDATES = 3
 
 
-class SampleResult(NamedTuple):
-    """The token of one row, valid if ``outcome`` is DONE.
+class TopTokens(NamedTuple):
+    """The most likely tokens of one row in descending order, and their log-probabilities."""
 
-    logprob       log-probability of the token under the raw logits.
-    rank          1 for the most likely token; 0 if not requested.
-    top_ids       the most likely tokens, in descending order.
-    top_logprobs  their log-probabilities.
+    ids: list[int]
+    logprobs: list[float]
+
+
+class SampleResults(NamedTuple):
+    """The tokens of R rows, in lists of R elements; those of a row are valid if its outcome is DONE.
+
+    tokens    sampled or given.
+    logprobs  log-probabilities of the tokens under the raw logits.
+    failed    the outcomes other than DONE by row.
+    ranks     of the tokens by row, 1 for the most likely token; only of rows with ``num_logprobs``.
+    top       the most likely tokens by row; only of rows with ``num_logprobs`` above 0.
     """
 
-    token: int
-    logprob: float
-    outcome: SampleOutcome = SampleOutcome.DONE
-    rank: int = 0
-    top_ids: Sequence[int] = ()
-    top_logprobs: Sequence[float] = ()
+    tokens: list[int]
+    logprobs: list[float]
+    failed: dict[int, SampleOutcome]
+    ranks: dict[int, int]
+    top: dict[int, TopTokens]
+
+    def outcome(self, row: int) -> SampleOutcome:
+        """Return the outcome of a row."""
+        return self.failed.get(row, SampleOutcome.DONE)
 
 
 class ModifiedLogits(NamedTuple):
@@ -97,8 +106,8 @@ class PendingSamples(Protocol):
     def tokens(self) -> Tensor:
         """[R] int64 on the device of the logits, for work launched afterwards."""
 
-    def collect(self) -> list[SampleResult]:
-        """Wait for and return the results, one per row."""
+    def collect(self) -> SampleResults:
+        """Wait for and return the results."""
 
 
 class Sampler(Protocol):
@@ -108,10 +117,15 @@ class Sampler(Protocol):
         self,
         raw: Tensor,
         rows: Sequence[SampleRow],
+        uniforms: Sequence[float] = (),
         modified: ModifiedLogits | None = None,
         masks: TokenMasks | None = None,
     ) -> PendingSamples:
-        """Launch sampling from ``raw`` [R, V] float32, which is not modified and may be overwritten after the call."""
+        """Launch sampling from ``raw`` [R, V] float32, which is not modified and may be overwritten after the call.
+
+        uniforms  per row a random number in [0, 1) at which the cumulative distribution is inverted; not needed where
+                  no row has a temperature above 0.
+        """
 
 
 class SamplingKernel(Protocol):
@@ -145,6 +159,7 @@ class TorchSampler:
         self,
         raw: Tensor,
         rows: Sequence[SampleRow],
+        uniforms: Sequence[float] = (),
         modified: ModifiedLogits | None = None,
         masks: TokenMasks | None = None,
     ) -> TorchPendingSamples:
@@ -155,7 +170,7 @@ class TorchSampler:
         if masks is not None:
             logits = logits.clone() if logits is raw else logits
             self.mask(logits, on_device(masks.rows, raw.device), on_device(masks.bits, raw.device))
-        tokens, packed = self._launch(raw, logits, rows)
+        tokens, packed = self._launch(raw, logits, rows, uniforms)
         return TorchPendingSamples(tokens, on_host(packed), rows)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
@@ -164,7 +179,9 @@ class TorchSampler:
         allowed = (bits.unsqueeze(-1) >> shifts & 1).flatten(1)[:, : logits.shape[1]].bool()
         logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill(~allowed, float("-inf")))
 
-    def _launch(self, raw: Tensor, logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
+    def _launch(
+        self, raw: Tensor, logits: Tensor, rows: Sequence[SampleRow], uniforms: Sequence[float]
+    ) -> tuple[Tensor, Tensor]:
         """Return tokens [R] int64 sampled from ``logits`` [R, V], and the results for the host in one float64 tensor.
 
         That tensor holds _PACKED values per row: token, log-probability, whether the raw logits are finite, whether any
@@ -173,7 +190,7 @@ class TorchSampler:
         """
         device = raw.device
         normalizer = torch.logsumexp(raw, dim=-1)
-        tokens, complete = self._tokens(logits, rows)
+        tokens, complete = self._tokens(logits, rows, uniforms)
         token_logits = raw.gather(1, tokens.unsqueeze(1))
         ranks = torch.zeros_like(tokens)
         if any(row.num_logprobs is not None for row in rows):
@@ -188,7 +205,7 @@ class TorchSampler:
             parts += [ids.double().flatten(), values.double().flatten()]
         return tokens, torch.cat(parts)
 
-    def _tokens(self, logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
+    def _tokens(self, logits: Tensor, rows: Sequence[SampleRow], uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Return tokens [R] int64 for ``logits`` [R, V], and [R] bool: whether the candidates were enough."""
         tokens = logits.argmax(dim=-1)
         complete = torch.ones_like(tokens, dtype=torch.bool)
@@ -199,14 +216,14 @@ class TorchSampler:
         random = [index for index, row in enumerate(rows) if row.temperature > 0 and row.token < 0]
         if random:
             some = on_device(random, logits.device)
-            sampled, enough = self._random(logits.index_select(0, some), [rows[index] for index in random])
+            numbers = on_device([[uniforms[index]] for index in random], logits.device, torch.float64)
+            sampled, enough = self._random(logits.index_select(0, some), [rows[index] for index in random], numbers)
             tokens, complete = tokens.index_copy(0, some, sampled), complete.index_copy(0, some, enough)
         return tokens, complete
 
-    def _random(self, logits: Tensor, rows: list[SampleRow]) -> tuple[Tensor, Tensor]:
-        """The same as ``_tokens``, for rows with a temperature above 0."""
+    def _random(self, logits: Tensor, rows: list[SampleRow], uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as ``_tokens``, for rows with a temperature above 0; uniform [R, 1] float64."""
         device, vocab = logits.device, logits.shape[1]
-        uniform = on_device([[row.uniform] for row in rows], device, torch.float64)
         scaled = logits / on_device([[row.temperature] for row in rows], device, logits.dtype)
         tokens = torch.empty(len(rows), dtype=torch.long, device=device)
         complete = torch.ones_like(tokens, dtype=torch.bool)
@@ -233,20 +250,26 @@ class TorchPendingSamples:
         self.tokens = tokens
         self._packed, self._rows = packed, rows
 
-    def collect(self) -> list[SampleResult]:
+    def collect(self) -> SampleResults:
         """See PendingSamples."""
-        numbers = iter(self._packed()[0])
-        fixed = [[next(numbers) for _ in range(_PACKED)] for _ in self._rows]
-        top: dict[int, tuple[list[int], list[float]]] = {}
+        (numbers,) = self._packed()
+        end = _PACKED * len(self._rows)
+        tokens, logprobs, finite, left, complete, ranks = (numbers[at:end:_PACKED] for at in range(_PACKED))
+        results = SampleResults([int(token) for token in tokens], logprobs, {}, {}, {})
+        if not (all(finite) and all(left) and all(complete)):
+            for row, flags in enumerate(zip(finite, left, complete, strict=True)):
+                if not all(flags):
+                    results.failed[row] = _outcome(*flags)
+        for row, asked in enumerate(self._rows):
+            if asked.num_logprobs is not None:
+                results.ranks[row] = int(ranks[row])
         for count, requesting in _by_num_logprobs(self._rows).items():
-            ids = [[int(next(numbers)) for _ in range(count)] for _ in requesting]
-            values = [[next(numbers) for _ in range(count)] for _ in requesting]
-            top.update(zip(requesting, zip(ids, values, strict=True), strict=True))
-        results = []
-        for index, (token, logprob, finite, left, complete, rank) in enumerate(fixed):
-            asked_rank = 0 if self._rows[index].num_logprobs is None else int(rank)
-            outcome = _outcome(finite, left, complete)
-            results.append(SampleResult(int(token), logprob, outcome, asked_rank, *top.get(index, ())))
+            values = end + count * len(requesting)
+            for row in requesting:
+                ids = [int(token) for token in numbers[end : end + count]]
+                results.top[row] = TopTokens(ids, numbers[values : values + count])
+                end, values = end + count, values + count
+            end = values
         return results
 
 

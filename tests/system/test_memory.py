@@ -58,3 +58,11 @@ def test_everything_is_collected_only_now_and_then(monkeypatch):
     monkeypatch.setattr(memory, "_COLLECTION_SECONDS", 0.0)
     memory.release_host_memory()
     assert collected == [2, 1, 1, 2]
+
+
+def test_rare_collections_end_with_the_work():
+    before = gc.get_threshold()
+    with pytest.raises(KeyError), memory.rare_collections():
+        assert gc.get_threshold() == (100 * before[0], *before[1:])
+        raise KeyError
+    assert gc.get_threshold() == before

@@ -320,11 +320,11 @@ class Engine:
             extension.commit(chunk, result, num_drafts)
         self.scheduler.insert_pages(chunk)
         output = self._output(sequence)
-        for sampled in tokens[:count]:
-            output.token_ids.append(sampled.token)
-            output.token_logprobs.append(sampled.logprob)
-            if sampled.logprobs is not None:
-                output.logprobs = [*(output.logprobs or ()), sampled.logprobs]
+        taken = tokens[:count]
+        output.token_ids = [sampled.token for sampled in taken]
+        output.token_logprobs = [sampled.logprob for sampled in taken]
+        if taken[0].logprobs is not None:
+            output.logprobs = [sampled.logprobs for sampled in taken if sampled.logprobs is not None]
         if reason is not None:
             self._finish(sequence, output, reason)
             output.stop_reason = stop_reason

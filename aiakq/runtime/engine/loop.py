@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.protocol.command import Inbox
 from aiakq.runtime.protocol.output import StepOutput
+from aiakq.system.memory import rare_collections
 
 #: Seconds to wait for a preparation before polling for messages again, while nothing can run without it.
 _PAUSE = 0.005
@@ -29,6 +30,11 @@ def run(engine: Engine, receive: Callable[[bool], Inbox | None], deliver: Callab
              it may block.
     deliver  called with the output of every step, including those without tokens, so that gauges stay up to date.
     """
+    with rare_collections():
+        _run(engine, receive, deliver)
+
+
+def _run(engine: Engine, receive: Callable[[bool], Inbox | None], deliver: Callable[[StepOutput], None]) -> None:
     while True:
         busy = engine.has_work()
         # A leak is detected as soon as the engine is idle, before it runs out of pages.

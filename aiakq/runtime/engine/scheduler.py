@@ -111,16 +111,22 @@ class Scheduler:
 
     def may_preempt(self) -> bool:
         """Whether the next step may preempt a sequence: pages may run out, or another client wants to start."""
-        needed = 0
-        for sequence in self.running:
-            end = sequence.num_computed_tokens + min(sequence.num_uncomputed_tokens, self.budget)
-            needed += max(0, self.pool.pages_for(end) - len(sequence.pages))
-        if needed > self.pool.num_free:
+        if self._may_lack_pages():
             return True
         if len(self.clients) < 2 or not self.waiting:
             return False
         running = {sequence.client for sequence in self.running}
         return any(sequence.client not in running for sequence in self.waiting)
+
+    def _may_lack_pages(self) -> bool:
+        """Whether the running sequences may need more pages in the next step than are free."""
+        if len(self.running) + self.budget // self.pool.page_size < self.pool.num_free:
+            return False  # the tokens of a step fill that many, with one begun per sequence
+        needed = 0
+        for sequence in self.running:
+            end = sequence.num_computed_tokens + min(sequence.num_uncomputed_tokens, self.budget)
+            needed += max(0, self.pool.pages_for(end) - len(sequence.pages))
+        return needed > self.pool.num_free
 
     def schedule(self, now: float = 0.0) -> list[ScheduledChunk]:
         """Choose the chunks of the step at ``now``, in seconds, and allocate their pages. Those of one token come first

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from aiakq.kernels.ops.sampling import Sampler, SampleRow
+from aiakq.kernels.ops.sampling import Sampler, SampleRow, TopTokens
 from aiakq.kernels.transfer import copies_on_host
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.step import Chunk, ChunkResult, TokenLogprobs
@@ -87,10 +87,16 @@ def prompt_logprobs(
     """
     count = logits.shape[1] if count == -1 else count
     pending = sampler(logits, [SampleRow(token=target, num_logprobs=count) for target in targets])
-    return lambda: [
-        TokenLogprobs([token, *top_ids], [logprob, *top_logprobs], rank)
-        for token, logprob, _, rank, top_ids, top_logprobs in pending.collect()
-    ]
+
+    def collect() -> list[TokenLogprobs]:
+        results = pending.collect()
+        found = []
+        for row, (token, logprob) in enumerate(zip(targets, results.logprobs, strict=True)):
+            top = results.top.get(row, TopTokens([], []))
+            found.append(TokenLogprobs([token, *top.ids], [logprob, *top.logprobs], results.ranks[row]))
+        return found
+
+    return collect
 
 
 def new_logprobs_reader(spec: RequestSpec) -> OutputReader | None:

@@ -1,30 +1,23 @@
 """Row transforms: each changes the logits of one sequence before its next token is sampled. Row masks: the tokens that
 may come next.
 
-A request has the transforms whose parameters it sets, in the order of ``TRANSFORMS``, which is vLLM's; those of
-plug-ins (``aiakq.row_transforms``) come after them. Masks come last.
+``logits_modifier`` says which transforms a request has, and their order. Masks come last.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from aiakq.kernels.transfer import on_device
-from aiakq.registry import Registry
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import LogitsProcessor
 from aiakq.runtime.protocol.step import SampledToken
 from aiakq.runtime.protocol.token_bias import Bias
-
-#: Row transforms of plug-ins by name: functions from a ``RequestSpec`` to a transform, or None where it needs none.
-ROW_TRANSFORMS: Registry[Callable[[RequestSpec], RowTransform | None]] = Registry("aiakq.row_transforms", {})
 
 
 class Outputs:
@@ -167,73 +160,3 @@ class MinTokens(RowTransform):
         if self._ends is None:
             self._ends = on_device(self._end_ids, logits.device, torch.long)
         logits.index_fill_(0, self._ends, float("-inf"))
-
-
-class Penalties(RowTransform):
-    """``repetition_penalty`` of tokens in prompt and output; ``frequency_penalty`` and ``presence_penalty`` of output.
-
-    Tokens are counted on the host, which knows them, so that counting does not synchronize with the device.
-    """
-
-    def __init__(self, spec: RequestSpec) -> None:
-        params = spec.sampling
-        self._repetition = params.repetition_penalty
-        self._frequency, self._presence = params.frequency_penalty, params.presence_penalty
-        self._prompt = frozenset(spec.prompt_token_ids) if self._repetition != 1 else frozenset()
-        self._prompt_ids: Tensor | None = None
-        self._counts: Counter[int] = Counter()
-        self._num_counted = 0
-
-    @staticmethod
-    def of(spec: RequestSpec) -> Penalties | None:
-        params = spec.sampling
-        is_neutral = params.repetition_penalty == 1 and not (params.frequency_penalty or params.presence_penalty)
-        return None if is_neutral else Penalties(spec)
-
-    def apply(self, logits: Tensor, outputs: Outputs) -> None:
-        counts = self._output_counts(outputs)
-        if self._repetition != 1:
-            self._penalize_repetition(logits, counts)
-        if counts and (self._frequency or self._presence):
-            ids, times = on_device(list(counts), logits.device), on_device(list(counts.values()), logits.device)
-            logits[ids] -= self._frequency * times + self._presence
-
-    def _penalize_repetition(self, logits: Tensor, counts: Counter[int]) -> None:
-        if self._prompt_ids is None:
-            self._prompt_ids = on_device(sorted(self._prompt), logits.device)
-        new = sorted(set(counts) - self._prompt)
-        seen = torch.cat([self._prompt_ids, on_device(new, logits.device, torch.long)]) if new else self._prompt_ids
-        seen_logits = logits[seen]
-        logits[seen] = torch.where(seen_logits > 0, seen_logits / self._repetition, seen_logits * self._repetition)
-
-    def _output_counts(self, outputs: Outputs) -> Counter[int]:
-        """Return the number of occurrences of each output token; those that are no drafts are counted once."""
-        known = len(outputs.token_ids) - outputs.num_drafts
-        self._counts.update(outputs.token_ids[self._num_counted : known])
-        self._num_counted = known
-        return self._counts + Counter(outputs.token_ids[known:]) if outputs.num_drafts else self._counts
-
-
-#: In the order in which they are applied, after logits processors.
-TRANSFORMS: tuple[Callable[[RequestSpec], RowTransform | None], ...] = (
-    AllowedTokens.of,
-    LogitBias.of,
-    BadWords.of,
-    MinTokens.of,
-    Penalties.of,
-)
-
-
-@functools.cache
-def _plugins() -> tuple[Callable[[RequestSpec], RowTransform | None], ...]:
-    return tuple(ROW_TRANSFORMS.load(name) for name in ROW_TRANSFORMS)
-
-
-def transforms_of(spec: RequestSpec, processors: Sequence[LogitsProcessor]) -> tuple[RowTransform, ...]:
-    """Return the transforms of a sequence in their order: ``processors``, the built-in ones, those of plug-ins."""
-    found: list[RowTransform] = [Processors(spec, processors)] if processors else []
-    for make in (*TRANSFORMS, *_plugins()):
-        transform = make(spec)
-        if transform is not None:
-            found.append(transform)
-    return tuple(found)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.ops.attention import as_bytes
@@ -38,7 +40,7 @@ class StepInput:
     model_input: ModelInput
     logit_rows: list[range]
     unknown: list[tuple[int, SequenceState]]
-    columns: list[list[int]]
+    columns: list[NDArray[np.int64]]
     page_table: Tensor
 
     def digest(self) -> int:
@@ -48,7 +50,7 @@ class StepInput:
         """
         value = zlib.crc32(self.page_table.contiguous().numpy().tobytes())
         for column in self.columns:
-            value = zlib.crc32(array("q", column).tobytes(), value)
+            value = zlib.crc32(column.tobytes(), value)
         return value
 
 
@@ -119,64 +121,90 @@ class Runner:
 
     def prepare(self, chunks: list[Chunk], sequences: list[SequenceState], running: RunningSequences) -> StepInput:
         """Build the model input for ``chunks`` of ``sequences``, whose page tables are in ``running``."""
-        token_ids: list[int] = []
-        unknown: list[tuple[int, SequenceState]] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        logit_rows: list[int] = []
-        rows_of: list[range] = []
-        starts = [0]
-        lengths = []
-        P = self.page_size
-        for chunk, sequence in zip(chunks, sequences, strict=True):
-            first, end = chunk.first, chunk.first + chunk.count
-            num_before = len(token_ids)
-            token_ids += sequence.token_ids[first + self.shift : end + self.shift]
-            token_ids += chunk.drafts
-            if len(token_ids) < num_before + chunk.count:
-                unknown.append((len(token_ids), sequence))
-                token_ids.append(0)
-            positions += range(first, end)
-            pages = sequence.pages
-            slots += [pages[position // P] * P + position % P for position in range(first, end)]
-            reader = sequence.reader
-            needed = sampled_positions(chunk) if reader is None else reader.positions(chunk)
-            rows_of.append(range(len(logit_rows), len(logit_rows) + len(needed)))
-            logit_rows += [starts[-1] + position - first for position in needed]
-            starts.append(starts[-1] + chunk.count)
-            lengths.append(end)
+        token_ids, unknown = self._token_ids(chunks, sequences)
+        counts = [chunk.count for chunk in chunks]
+        starts = [0, *itertools.accumulate(counts)]
+        lengths = [chunk.first + chunk.count for chunk in chunks]
+        rows_of, logit_rows = _logit_rows(chunks, sequences, starts)
         for part in self._row_parts:
             part.assign(sequences, starts, rows_of)
-        padding = -len(token_ids) % self.model.row_multiple
-        for column in (token_ids, positions, slots):
-            column += [0] * padding
-        logit_rows += [0] * (-len(logit_rows) % self.model.row_multiple)
-        token_column, position_column, slot_column, row_column = self._columns(token_ids, positions, slots, logit_rows)
-        query_start, kv_len = self._columns(starts, lengths, dtype=torch.int32)
-        page_table = running.rows([chunk.slot for chunk in chunks], -(-max(lengths) // P))
+        slots = [chunk.slot for chunk in chunks]
+        # Of each token: the position, and the slot of the KV cache.
+        positions = np.repeat(np.array(lengths) - starts[1:], counts) + np.arange(starts[-1])
+        pages = running.page_table[np.repeat(slots, counts), positions // self.page_size]
+        kv_slots = pages.astype(np.int64) * self.page_size + positions % self.page_size
+        multiple = self.model.row_multiple
+        columns = [
+            _padded(np.array(column, np.int64), multiple) for column in (token_ids, positions, kv_slots, logit_rows)
+        ]
+        token_column, position_column, slot_column, row_column = self._columns(columns)
+        bounds = [np.array(starts), np.array(lengths)]
+        query_start, kv_len = self._columns(bounds, np.int32)
+        page_table = running.rows(slots, -(-max(lengths) // self.page_size))
         context = AttentionContext(
             query_start=query_start,
             kv_len=kv_len,
             slots=slot_column,
             page_table=on_device(page_table, self.device),
-            num_decodes=sum(chunk.count == 1 for chunk in chunks),
+            num_decodes=counts.count(1),
             query_start_list=starts,
             kv_len_list=lengths,
             states=None if self.states is None else self.states.context(chunks, sequences),
         )
         model_input = ModelInput(token_column, position_column, context, row_column)
-        columns = [token_ids, positions, slots, logit_rows, starts, lengths]
-        return StepInput(model_input, rows_of, unknown, columns, page_table)
+        return StepInput(model_input, rows_of, unknown, [*columns, *bounds], page_table)
 
-    def _columns(self, *columns: list[int], dtype: torch.dtype = torch.int64) -> list[Tensor]:
-        """Convert each list to a tensor, with one copy to the device for all of them."""
+    def _token_ids(
+        self, chunks: list[Chunk], sequences: list[SequenceState]
+    ) -> tuple[list[int], list[tuple[int, SequenceState]]]:
+        """Return the tokens of the step, and what ``StepInput`` has as ``unknown``."""
+        token_ids: list[int] = []
+        unknown: list[tuple[int, SequenceState]] = []
+        shift = self.shift
+        for chunk, sequence in zip(chunks, sequences, strict=True):
+            first, end = chunk.first + shift, len(token_ids) + chunk.count
+            if chunk.count == 1 and first < len(sequence.token_ids):
+                token_ids.append(sequence.token_ids[first])
+                continue
+            token_ids += sequence.token_ids[first : first + chunk.count]
+            token_ids += chunk.drafts
+            if len(token_ids) < end:
+                unknown.append((len(token_ids), sequence))
+                token_ids.append(0)
+        return token_ids, unknown
+
+    def _columns(self, columns: Sequence[NDArray[np.int64]], dtype: type[np.signedinteger] = np.int64) -> list[Tensor]:
+        """Convert each array [N] to a tensor of ``dtype``, with one copy to the device for all of them."""
         # Aligned to 16 bytes: Triton recompiles kernels for pointers with a different alignment.
-        multiple = 16 // dtype.itemsize
-        numbers: list[int] = []
-        starts = []
+        multiple = 16 // np.dtype(dtype).itemsize
+        packed = np.concatenate([_padded(column, multiple) for column in columns], dtype=dtype)
+        on_target = on_device(torch.from_numpy(packed), self.device)
+        result, start = [], 0
         for column in columns:
-            starts.append(len(numbers))
-            numbers += column
-            numbers += [0] * (-len(column) % multiple)
-        packed = on_device(numbers, self.device, dtype)
-        return [packed[start : start + len(column)] for start, column in zip(starts, columns, strict=True)]
+            result.append(on_target[start : start + len(column)])
+            start += len(column) + -len(column) % multiple
+        return result
+
+
+def _logit_rows(
+    chunks: list[Chunk], sequences: list[SequenceState], starts: list[int]
+) -> tuple[list[range], list[int]]:
+    """Return the rows of the logits of each chunk, and which token of the step each row belongs to."""
+    rows_of: list[range] = []
+    logit_rows: list[int] = []
+    for chunk, sequence, start in zip(chunks, sequences, starts[:-1], strict=True):
+        before = len(logit_rows)
+        if chunk.count == 1 and chunk.samples and sequence.reader is None:
+            logit_rows.append(start)
+        else:
+            reader = sequence.reader
+            needed = sampled_positions(chunk) if reader is None else reader.positions(chunk)
+            logit_rows += [start + position - chunk.first for position in needed]
+        rows_of.append(range(before, len(logit_rows)))
+    return rows_of, logit_rows
+
+
+def _padded(column: NDArray[np.int64], multiple: int) -> NDArray[np.int64]:
+    """Append zeros to ``column`` [N] up to a multiple of ``multiple``."""
+    padding = -len(column) % multiple
+    return np.concatenate([column, np.zeros(padding, np.int64)]) if padding else column

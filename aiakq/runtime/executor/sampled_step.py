@@ -59,15 +59,15 @@ class SampledStep:
                 fill = sequence.reader.read(chunk, output, self._logit_rows[index])
                 if fill is not None:
                     self._reads[index] = fill
-            known = chunk.first + chunk.count - len(chunk.drafts)
-            if chunk.samples and known == len(sequence.token_ids):
+            drafts = chunk.drafts
+            if chunk.samples and chunk.first + chunk.count - len(drafts) == len(sequence.token_ids):
                 self._row_of[sequence] = len(sampled)
                 masks: Sequence[RowMask] = sequence.masks
                 sampled.append(SamplerRow(sequence, [], chunk.resamples, masks))
-                for count, draft in enumerate(chunk.drafts, 1):
+                for count, draft in enumerate(drafts, 1):
                     masks = masks and [mask.after(draft) for mask in masks]
-                    sampled.append(SamplerRow(sequence, chunk.drafts[:count], chunk.resamples, masks))
-                rows += self._logit_rows[index][-1 - len(chunk.drafts) :]
+                    sampled.append(SamplerRow(sequence, drafts[:count], chunk.resamples, masks))
+                rows += self._logit_rows[index][-1 - len(drafts) :]
         if sampled:
             # Logits are large: rows that are already in order are not copied.
             in_order = rows == list(range(len(rows)))
@@ -80,9 +80,11 @@ class SampledStep:
         results = []
         for index, (chunk, sequence) in enumerate(zip(self.chunks, self.sequences, strict=True)):
             row = self._row_of.get(sequence)
-            result = ChunkResult()
-            if row is not None:
-                result.sampled = _accepted(sequence, chunk.drafts, tokens[row : row + len(chunk.drafts) + 1])
+            if row is None:
+                result = ChunkResult()
+            else:
+                own = tokens[row : row + len(chunk.drafts) + 1]
+                result = ChunkResult(_accepted(sequence, chunk.drafts, own))
                 for mask in sequence.masks:
                     result.proposed = result.proposed or mask.forced_tokens(chunk.num_forced)
                     result.is_forced = bool(result.proposed)
@@ -98,6 +100,10 @@ def _accepted(sequence: SequenceState, drafts: list[int], tokens: list[SampledTo
     """Append ``tokens`` to ``sequence``, one after each of ``drafts`` and one before them, up to the first that is not
     the draft; returns them.
     """
+    if not drafts and not sequence.masks:
+        if tokens[0].is_valid:
+            sequence.token_ids.append(tokens[0].token)
+        return tokens
     accepted: list[SampledToken] = []
     for draft, sampled in zip([*drafts, None], tokens, strict=True):
         if accepted and not sampled.is_valid:

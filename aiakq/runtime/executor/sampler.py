@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,11 +20,12 @@ from aiakq.kernels.ops.sampling import (
     PendingSamples,
     SampleOutcome,
     Sampler,
-    SampleResult,
     SampleRow,
     TokenMasks,
+    TopTokens,
 )
 from aiakq.kernels.transfer import on_device
+from aiakq.runtime.executor.penalties import penalize
 from aiakq.runtime.executor.row_transforms import RowMask
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.protocol.sampling_params import SamplingParams
@@ -56,18 +58,23 @@ class SamplerRow:
         self.resamples = resamples
         self.sampling: SamplingParams = sequence.sampling
 
-    def request(self, vocab: int) -> SampleRow:
-        """What is asked of the row's ``vocab`` logits."""
-        params = self.sampling
-        count = vocab if params.logprobs == -1 else params.logprobs
-        if params.logprob_token_ids is not None:
-            count = 0  # these instead of the most likely ones
-        if params.greedy:
-            return SampleRow(num_logprobs=count)
-        uniform = uniform_at(self.sequence.spec.seed, self.position)
-        return SampleRow(
-            params.temperature, uniform, params.top_k, params.top_p, params.min_p, -1, count, self.resamples
-        )
+    def asked(self, vocab: int) -> SampleRow:
+        """Return what is asked of the row's ``vocab`` logits, the same record for every row of the sequence."""
+        asked = self.sequence.asked
+        if asked is None:
+            asked = self.sequence.asked = _asked(self.sampling)
+        if asked.num_logprobs == -1:
+            asked = asked._replace(num_logprobs=vocab)
+        return asked._replace(all_candidates=True) if self.resamples else asked
+
+
+def _asked(params: SamplingParams) -> SampleRow:
+    """Return what a sequence asks of its rows; -1 log-probabilities: those of the whole vocabulary."""
+    # With ``logprob_token_ids``, theirs instead of those of the most likely tokens.
+    count = params.logprobs if params.logprob_token_ids is None else 0
+    if params.greedy:
+        return SampleRow(num_logprobs=count)
+    return SampleRow(params.temperature, params.top_k, params.top_p, params.min_p, num_logprobs=count)
 
 
 class SamplerOutput:
@@ -85,7 +92,19 @@ class SamplerOutput:
 
     def collect(self) -> list[SampledToken]:
         """Wait for the results."""
-        tokens = [_sampled(result) for result in self._pending.collect()]
+        results = self._pending.collect()
+        tokens = list(map(SampledToken, results.tokens, results.logprobs))
+        for row, outcome in results.failed.items():
+            sampled = tokens[row]
+            if outcome is SampleOutcome.MORE_CANDIDATES:
+                sampled.resample = True
+            else:
+                sampled.error = NOT_FINITE if outcome is SampleOutcome.NOT_FINITE else NOTHING_LEFT
+        for row, rank in results.ranks.items():
+            if row not in results.failed:
+                sampled = tokens[row]
+                top = results.top.get(row, TopTokens([], []))
+                sampled.logprobs = TokenLogprobs([sampled.token, *top.ids], [sampled.logprob, *top.logprobs], rank)
         for row, (token_ids, scores) in self._asked.items():
             found = tokens[row].logprobs
             if found is not None:
@@ -93,17 +112,6 @@ class SamplerOutput:
                 found.logprobs += scores.tolist()
                 found.is_ranked = False
         return tokens
-
-
-def _sampled(result: SampleResult) -> SampledToken:
-    token, logprob, outcome, rank, top_ids, top_logprobs = result
-    if outcome is SampleOutcome.DONE:
-        # Only rows whose log-probabilities were asked for have a rank.
-        top = TokenLogprobs([token, *top_ids], [logprob, *top_logprobs], rank) if rank else None
-        return SampledToken(token, logprob, top)
-    if outcome is SampleOutcome.MORE_CANDIDATES:
-        return SampledToken(token, logprob, resample=True)
-    return SampledToken(token, logprob, error=NOT_FINITE if outcome is SampleOutcome.NOT_FINITE else NOTHING_LEFT)
 
 
 def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerOutput:
@@ -117,10 +125,20 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerO
     modified = None
     if changed:
         modified = ModifiedLogits(changed, logits.index_select(0, on_device(changed, logits.device)))
-        for values, index in zip(modified.logits, changed, strict=True):
-            rows[index].sequence.modifier.apply(values, rows[index].sequence.token_ids, rows[index].drafts)
-    asked = _asked_logprobs(logits, rows)
-    return SamplerOutput(sampler(logits, [row.request(vocab) for row in rows], modified, _masks(rows)), asked)
+        penalized = {}
+        for number, (values, index) in enumerate(zip(modified.logits, changed, strict=True)):
+            row = rows[index]
+            occurred = row.sequence.modifier.apply(values, row.sequence.token_ids, row.drafts)
+            if occurred is not None:
+                penalized[number] = occurred
+        if penalized:
+            penalize(modified.logits, penalized)
+    logprobs = _asked_logprobs(logits, rows)
+    asked = [row.asked(vocab) for row in rows]
+    uniforms: Sequence[float] = ()
+    if any(one.temperature for one in asked):
+        uniforms = uniforms_at([row.sequence.spec.seed for row in rows], [row.position for row in rows])
+    return SamplerOutput(sampler(logits, asked, uniforms, modified, _masks(rows)), logprobs)
 
 
 def _asked_logprobs(logits: Tensor, rows: list[SamplerRow]) -> dict[int, tuple[list[int], Tensor]]:
@@ -151,14 +169,13 @@ def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
     return TokenMasks([index for index, _ in masked], bits[:-1])
 
 
-_MASK = (1 << 64) - 1
-
-
-def uniform_at(seed: int, position: int) -> float:
-    """A number in [0, 1) from ``seed`` and ``position``: two rounds of SplitMix64 (Steele et al. 2014)."""
-    value = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & _MASK
+def uniforms_at(seeds: Sequence[int], positions: Sequence[int]) -> list[float]:
+    """Return a number in [0, 1) for each seed and position: two rounds of SplitMix64 (Steele et al. 2014)."""
+    value = np.array(seeds).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    value += np.array(positions).astype(np.uint64) * np.uint64(0xD1B54A32D192ED03) + np.uint64(0x632BE59BD9B4E019)
     for _ in range(2):
-        value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-        value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
-        value ^= value >> 31
-    return (value >> 11) / (1 << 53)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        value ^= value >> np.uint64(31)
+    uniforms: list[float] = ((value >> np.uint64(11)) / 2.0**53).tolist()
+    return uniforms

@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from aiakq.kernels.ops.sampling import SampleRow
 from aiakq.runtime.executor.logits_modifier import LogitsModifier, Modifier
 from aiakq.runtime.executor.output_reader import OutputReader, new_logprobs_reader
 from aiakq.runtime.executor.row_transforms import RowMask
@@ -26,12 +28,24 @@ class SequenceState:
     modifier   of its logits.
     masks      of the tokens that may follow ``token_ids``.
     reader     of the model's output; None: it is only sampled.
+    asked      of each of its rows of logits; None until the first is sampled.
     failure    why nothing it computes counts; None: it does.
     state_at   per row of its states, the number of tokens it is the state after, or none; see StateRows.
     """
 
     __slots__ = (
-        *("drafted", "failure", "masks", "modifier", "num_drafted", "num_prompt", "pages", "reader", "sampling"),
+        *(
+            "asked",
+            "drafted",
+            "failure",
+            "masks",
+            "modifier",
+            "num_drafted",
+            "num_prompt",
+            "pages",
+            "reader",
+            "sampling",
+        ),
         *("slot", "spec", "state_at", "token_ids"),
     )
 
@@ -47,6 +61,7 @@ class SequenceState:
         self.modifier: Modifier = LogitsModifier(spec, logits_processors)
         self.masks: tuple[RowMask, ...] = ()
         self.reader: OutputReader | None = new_logprobs_reader(spec)
+        self.asked: SampleRow | None = None
         self.num_drafted: int | None = None
         self.drafted: list[int] = []
         self.failure: str | None = None
@@ -82,7 +97,7 @@ class RunningSequences:
     """
 
     def __init__(self, num_slots: int, max_pages: int, parts: Sequence[ExecutorPart] = ()) -> None:
-        self.page_table = torch.zeros(num_slots, max_pages, dtype=torch.int32)
+        self.page_table = np.zeros((num_slots, max_pages), np.int32)
         self._parts = parts
         self._states: dict[int, SequenceState] = {}
 
@@ -106,18 +121,18 @@ class RunningSequences:
         """The first ``width`` pages of each of ``slots``: [len(slots), width] int32, possibly a view."""
         first, end = slots[0], slots[0] + len(slots)
         if len(slots) == 1 or slots == list(range(first, end)):
-            return self.page_table[first:end, :width]
-        return self.page_table[:, :width].index_select(0, torch.tensor(slots))
+            return torch.from_numpy(self.page_table[first:end, :width])
+        return torch.from_numpy(self.page_table[slots, :width])
 
     def clear(self) -> None:
         """Free every slot."""
         self._states.clear()
-        self.page_table.zero_()
+        self.page_table.fill(0)
 
     def _append_pages(self, chunk: Chunk) -> SequenceState:
         state = self._states[chunk.slot]
         if chunk.new_pages:
             start = len(state.pages)
             state.pages += chunk.new_pages
-            self.page_table[chunk.slot, start : len(state.pages)] = torch.tensor(chunk.new_pages, dtype=torch.int32)
+            self.page_table[chunk.slot, start : len(state.pages)] = chunk.new_pages
         return state

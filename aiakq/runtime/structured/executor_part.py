@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor.logits_modifier import Modifier
+from aiakq.runtime.executor.penalties import OccurredTokens
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.protocol.command import PrepareGrammar, UseVocabulary
@@ -81,19 +82,22 @@ class BudgetedModifier:
         """See ``Modifier``."""
         return self._others.modifies(position, drafts) or self._followed(drafts).forced is not None
 
-    def apply(self, logits: Tensor, token_ids: list[int], drafts: list[int]) -> None:
+    def apply(self, logits: Tensor, token_ids: list[int], drafts: list[int]) -> OccurredTokens | None:
         """See ``Modifier``; logits [V]."""
         tracker = self._followed(drafts)
         num_outputs = len(token_ids) + len(drafts) - self._num_prompt
         forced, may_end = tracker.forced, not tracker.is_ending and num_outputs >= self._spec.sampling.min_tokens
         best = int(logits.argmax()) if forced is not None and may_end else None
+        penalized = None
         if forced is None or self.calls_functions:
-            self._others.apply(logits, token_ids, drafts)
-        if forced is not None:
-            logits.fill_(float("-inf"))
-            logits[forced] = 0.0
-            if best in self._spec.eos_token_ids:
-                logits[best] = _FAR_AHEAD  # a grammar may forbid it, and leaves the other
+            penalized = self._others.apply(logits, token_ids, drafts)
+        if forced is None:
+            return penalized
+        logits.fill_(float("-inf"))
+        logits[forced] = 0.0
+        if best in self._spec.eos_token_ids:
+            logits[best] = _FAR_AHEAD  # a grammar may forbid it, and leaves the other
+        return None
 
     def _followed(self, drafts: list[int]) -> ThoughtTracker:
         """The tracker behind ``drafts``."""

@@ -103,10 +103,8 @@ def test_masked_tokens_are_never_sampled(isa, params):
 def test_uniform_numbers_at_the_ends_of_their_range(isa):
     logits = torch.full((4, 100), float("-inf"))
     logits[:, [20, 60]] = 1.0
-    rows = [
-        SampleRow(temperature=1.0, uniform=uniform, top_k=top_k) for top_k in (0, 90) for uniform in (0.0, 1 - 2**-53)
-    ]
-    assert NativeSampler()(logits, rows).tokens.tolist() == [20, 60, 20, 60]
+    rows = [SampleRow(temperature=1.0, top_k=top_k) for top_k in (0, 0, 90, 90)]
+    assert NativeSampler()(logits, rows, [0.0, 1 - 2**-53] * 2).tokens.tolist() == [20, 60, 20, 60]
 
 
 @pytest.mark.parametrize("vocab", [9, 64, 3001])
@@ -176,17 +174,26 @@ def test_masks_allow_the_same_tokens_as_in_torch(isa, cut, vocab):
     bits[3, 7] = 1 << 30
     masks = TokenMasks([0, 2, 4, 5], bits)
     modified = ModifiedLogits([1, 2], logits[[1, 2]].flip(1))
-    rows = [SampleRow(**{"temperature": 1.0, "uniform": 0.3, "num_logprobs": 2} | cut) for _ in range(6)]
-    native = NativeSampler()(logits, rows, modified, masks).collect()
-    reference = TorchSampler(vocab)(logits, rows, modified, masks).collect()
-    for mine, theirs in zip(native, reference, strict=True):
-        assert mine.outcome is theirs.outcome
-        if mine.outcome is SampleOutcome.DONE:
-            assert (
-                mine.token == theirs.token and mine.rank == theirs.rank and list(mine.top_ids) == list(theirs.top_ids)
-            )
-            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
-    assert native[4].outcome is SampleOutcome.NOTHING_LEFT
-    assert native[5].token == 7 * 32 + 30
+    rows = [SampleRow(**{"temperature": 1.0, "num_logprobs": 2} | cut) for _ in range(6)]
+    native = NativeSampler()(logits, rows, [0.3] * 6, modified, masks).collect()
+    reference = TorchSampler(vocab)(logits, rows, [0.3] * 6, modified, masks).collect()
+    assert native.failed == reference.failed == {4: SampleOutcome.NOTHING_LEFT}
+    for row in (0, 1, 2, 3, 5):
+        assert native.tokens[row] == reference.tokens[row]
+        assert native.ranks[row] == reference.ranks[row] and native.top[row].ids == reference.top[row].ids
+        assert native.logprobs[row] == pytest.approx(reference.logprobs[row], abs=1e-5)
+    assert native.tokens[5] == 7 * 32 + 30
     for line, row in enumerate(masks.rows[:2]):
-        assert bits[line, native[row].token // 32] >> (native[row].token % 32) & 1
+        assert bits[line, native.tokens[row] // 32] >> (native.tokens[row] % 32) & 1
+
+
+def test_the_parameters_of_the_last_call_are_not_those_of_the_next():
+    logits = torch.randn(2, 300)
+    sampler = NativeSampler()
+    greedy, drawn = [SampleRow(), SampleRow(num_logprobs=3)], [SampleRow(temperature=1.0, top_p=0.5), SampleRow()]
+    alone = [NativeSampler()(logits, rows, [0.7, 0.7]).collect() for rows in (greedy, drawn)]
+    assert [sampler(logits, rows, [0.7, 0.7]).collect() for rows in (greedy, drawn, greedy, greedy, drawn)] == [
+        alone[index] for index in (0, 1, 0, 0, 1)
+    ]
+    masked = sampler(logits, drawn, [0.7, 0.7], None, TokenMasks([1], torch.tensor([[8] + [0] * 9]).int())).collect()
+    assert masked.tokens[1] == 3 and sampler(logits, drawn, [0.7, 0.7]).collect() == alone[1]

@@ -26,8 +26,8 @@ def test_masks_are_those_of_torch(vocab, device):
 def test_a_row_of_which_nothing_is_left(device):
     logits = torch.randn(2, 100, device=device)
     bits = torch.tensor([[0, 0, 0, 16]], dtype=torch.int32)  # token 100 is beyond the vocabulary
-    rows = [SampleRow(), SampleRow(temperature=1.0, uniform=0.5)]
+    rows = [SampleRow(), SampleRow(temperature=1.0)]
     before = logits.clone()
-    results = TritonSampler(CANDIDATES)(logits, rows, None, TokenMasks([1], bits)).collect()
-    assert results[0].outcome is SampleOutcome.DONE and results[1].outcome is SampleOutcome.NOTHING_LEFT
+    results = TritonSampler(CANDIDATES)(logits, rows, [0.5, 0.5], None, TokenMasks([1], bits)).collect()
+    assert results.failed == {1: SampleOutcome.NOTHING_LEFT}
     assert torch.equal(logits, before)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiakq.runtime.executor import row_transforms
-from aiakq.runtime.executor.logits_modifier import LogitsModifier
-from aiakq.runtime.executor.row_transforms import transforms_of
+from aiakq.runtime.executor import logits_modifier, row_transforms
+from aiakq.runtime.executor.logits_modifier import LogitsModifier, transforms_of
+from aiakq.runtime.executor.penalties import penalize
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 
@@ -39,7 +39,9 @@ def test_min_tokens_modifies_the_first_tokens_only(position: int):
 def test_a_bias_is_penalized_and_a_ban_is_not_lifted_by_it():
     modifier = LogitsModifier(spec([[1]], logit_bias={1: 100.0, 2: 4.0}, repetition_penalty=2.0), ())
     logits = torch.tensor([1.0, 1.0, 1.0, 1.0])
-    modifier.apply(logits, [1, 2], [])
+    occurred = modifier.apply(logits, [1, 2], [])
+    assert occurred is not None
+    penalize(logits.unsqueeze(0), {0: occurred})
     assert logits.tolist() == [1.0, float("-inf"), 2.5, 1.0]
 
 
@@ -55,9 +57,9 @@ def test_transforms_of_plug_ins_come_last(monkeypatch, request):
         def load(self, name):
             return lambda request: Doubled() if request.sampling.logit_bias else None
 
-    monkeypatch.setattr(row_transforms, "ROW_TRANSFORMS", Plugins())
-    row_transforms._plugins.cache_clear()
-    request.addfinalizer(row_transforms._plugins.cache_clear)
+    monkeypatch.setattr(logits_modifier, "ROW_TRANSFORMS", Plugins())
+    logits_modifier._plugins.cache_clear()
+    request.addfinalizer(logits_modifier._plugins.cache_clear)
     logits = torch.tensor([1.0, 1.0])
     LogitsModifier(spec(logit_bias={1: 1.0}), ()).apply(logits, [1, 2], [])
     assert logits.tolist() == [2.0, 4.0] and transforms_of(spec(), ()) == ()

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from aiakq.kernels.ops import Ops, sampling
 from aiakq.kernels.ops.sampling import CANDIDATES, TorchSampler
 from aiakq.runtime.executor import sampler
-from aiakq.runtime.executor.sampler import SamplerRow, uniform_at
+from aiakq.runtime.executor.sampler import SamplerRow, uniforms_at
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.limits import ModelLimits
@@ -99,7 +99,8 @@ def test_a_draw_depends_on_seed_and_position_only():
     alone = sample(logits.repeat(1, 1), [row(seed=5)])[0].token
     crowd = sample(logits.repeat(6, 1), [row(seed=s) for s in (9, 5, 5, 1, 2, 3)])
     assert crowd[1].token == crowd[2].token == alone
-    numbers = {uniform_at(5, position) for position in range(1000)}
+    numbers = set(uniforms_at([5] * 1000, list(range(1000))))
+    assert uniforms_at([2**63 - 1, 5], [0, 999])[1] in numbers
     assert len(numbers) == 1000 and 0.45 < sum(numbers) / 1000 < 0.55
 
 
