@@ -113,7 +113,9 @@ class TritonExperts(PairwiseExperts):
             x, share = (x.unsqueeze(1) * routed.weights.unsqueeze(2)).to(x.dtype).flatten(0, 1), 1
         mean = mean_rows(routed)
         blocks: dict[int, Blocks] = {}
-        both = x.new_empty(pairs, self._first.n)
+        # The activation function also runs over the rows of other ranks' experts.
+        all_here = len(self._layers.first) == routed.count
+        both = (x.new_empty if all_here else x.new_zeros)(pairs, self._first.n)
         y = (torch.zeros if zeros else torch.empty)(pairs, self._second.n, dtype=x.dtype, device=x.device)
         if pairs:
             self._first(x, self._blocks(routed, self._first.rows(mean), blocks), mean, share, both)

@@ -58,3 +58,19 @@ def test_models_that_do_not_decode_capture_no_graphs(tiny_model):
     captured, how = capture_step(runner.model, on_gpu, bounds, 16, llm.config.compilation)
     assert captured is None and "does not decode" in how
     assert llm.engine.facts["step"].endswith("operations in one call"), "on a CPU every step is one call"
+
+
+def test_mixtures_whose_rows_the_host_counts_capture_no_graphs(tiny_model, monkeypatch):
+    llm = LLM(str(tiny_model("MixtralForCausalLM")), dtype="float32", num_gpu_blocks_override=65)
+    runner, bounds = llm.engine.executor.runner, Bounds(8, 8, 64)
+    on_gpu = [(SimpleNamespace(device=torch.device("cuda")),) for _ in runner.caches]
+
+    def reason() -> str:
+        captured, how = capture_step(runner.model, on_gpu, bounds, 16, llm.config.compilation)
+        assert captured is None
+        return how
+
+    assert "the host reads which experts have rows: experts run one after the other" in reason()
+    for block in runner.model.blocks:
+        monkeypatch.setattr(type(block.mlp.experts), "host_reason", None)
+    assert "attention is implemented by" in reason(), "and nothing else is in the way"
