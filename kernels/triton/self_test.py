@@ -308,12 +308,26 @@ def _sampling(device: torch.device) -> float:
     return _error(*errors)
 
 
+def _sorted_pairs(device: torch.device) -> float:
+    """Check which pairs are in which blocks, for some of the experts and more pairs than a program reads at once."""
+    from aiakq.kernels.triton.experts import sort_pairs
+
+    selected = torch.randint(0, 5, (550, 2), device=device)
+    blocks = sort_pairs(selected, 1, 3, 8)
+    own = [(selected.flatten() == expert).nonzero().flatten() for expert in (1, 2, 3)]
+    pairs = torch.cat([torch.nn.functional.pad(each, (0, -len(each) % 8), value=1100) for each in own])
+    numbers = torch.full_like(blocks.experts, -1)
+    numbers[: len(pairs) // 8] = torch.cat([torch.full((-(-len(each) // 8),), at) for at, each in enumerate(own)])
+    found = torch.cat((blocks.pairs.flatten()[: len(pairs)], blocks.experts))
+    return _error(found, torch.cat((pairs, numbers)))
+
+
 def _experts(device: torch.device) -> float:
     """Check mixtures with weights of each kind: few and many tokens, and one with a share of the experts."""
     from aiakq.kernels.triton.activation import TritonActivation
     from aiakq.kernels.triton.experts import TritonExperts
 
-    count, hidden, width, worst = 5, 192, 128, 0.0
+    count, hidden, width, worst = 5, 192, 128, _sorted_pairs(device)
     for scheme, bits, group in (("w16", 16, 0), ("w4a16", 4, 64), ("w8a8", 8, 0)):
         layers: list[list[LinearLayer]] = [[], []]
         exact: list[list[LinearLayer]] = [[], []]

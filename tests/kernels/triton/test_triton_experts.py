@@ -19,6 +19,7 @@ from aiakq.kernels.ops.row_parallel import SummedExperts
 from aiakq.kernels.ops.sharded import ShardedExperts, shares
 from aiakq.kernels.triton import experts, experts_kernel, linear, linear_int8
 from aiakq.kernels.triton.activation import TritonActivation
+from aiakq.kernels.triton.language import INTERPRETED
 from aiakq.kernels.types import ExpertsProblem, QWeight
 from aiakq.runtime.layers.experts import SigmoidRouting, SoftmaxRouting, SparseMLP
 from aiakq.runtime.models.llama4 import TopSigmoidRouting
@@ -182,7 +183,9 @@ def test_as_many_blocks_as_the_worst_routing_needs(rows):
 
 @pytest.mark.parametrize("scheme", ["floats", "w4a16", "w8a8"])
 def test_a_token_does_not_depend_on_the_others(scheme, device):
-    """On a GPU the place of a row in a tile does not matter; in the interpreter numpy multiplies, where it does."""
+    """On a GPU, and in the emulator, all bits are the same; in the interpreter numpy multiplies, where the place of a
+    row in a tile matters."""
+    tolerated = {"rtol": 2e-3, "atol": 2e-4} if INTERPRETED.value else {"rtol": 0, "atol": 0}
     layers, _ = make_experts(scheme, 4, torch.float16, device)
     found = experts.prepare(layers, ExpertsProblem(torch.float16, device.type))
     x, routing = rows_of(4, torch.float16).to(device), on(device, routed(4, 4, 2))
@@ -190,7 +193,7 @@ def test_a_token_does_not_depend_on_the_others(scheme, device):
     for token in (0, 3):
         one = replace(routing, selected=routing.selected[token : token + 1], weights=routing.weights[token : token + 1])
         alone = found.mixture(x[token : token + 1], one)
-        assert torch.allclose(alone, together[token : token + 1], rtol=2e-3, atol=2e-4)
+        assert torch.allclose(alone, together[token : token + 1], **tolerated)
     assert torch.equal(found.mixture(x, routing), together)
 
 
@@ -339,7 +342,7 @@ def test_other_experts_say_why_the_host_counts(change, reason, device, close):
     found = experts.prepare(replace(layers, first=first), ExpertsProblem(torch.float16, device.type))
     assert found.host_reason == f"experts run one after the other, because {reason}"
     if change == "order":
-        routing = routed(3, 4, 2)
+        routing = routed(3, 4, 2, skewed=True)
         sums = found.mixture(rows_of(3, torch.float16).to(device), on(device, routing)).cpu()
         close(sums, reference.mixture(rows_of(3, torch.float16).float(), routing), 2e-3)
 
