@@ -52,6 +52,7 @@ class CountedPhase:
     output: int
     shared: int = 0
     temperature: float = 0.0
+    presence_penalty: float = 0.0
 
 
 PHASES = (
@@ -61,6 +62,7 @@ PHASES = (
     CountedPhase("preempted", requests=4, length=100, output=40),
     CountedPhase("prefix", requests=4, length=80, output=5, shared=64),
     CountedPhase("sampled", requests=2, length=16, output=9, temperature=0.8),
+    CountedPhase("crowd", requests=24, length=6, output=9, temperature=0.8, presence_penalty=0.5),
 )
 
 
@@ -186,7 +188,13 @@ def _generate(llm: LLM, phase: CountedPhase, seed: int) -> None:
     prompts: list[Prompt] = [
         {"prompt_token_ids": shared + [rng.randrange(vocab_size) for _ in range(own)]} for _ in range(phase.requests)
     ]
-    params = SamplingParams(temperature=phase.temperature, max_tokens=phase.output, ignore_eos=True, seed=seed)
+    params = SamplingParams(
+        temperature=phase.temperature,
+        presence_penalty=phase.presence_penalty,
+        max_tokens=phase.output,
+        ignore_eos=True,
+        seed=seed,
+    )
     if phase.shared:  # the first request alone fills the prefix cache for the others
         llm.generate(prompts[:1], params, use_tqdm=False)
     llm.generate(prompts[1 if phase.shared else 0 :], params, use_tqdm=False)
