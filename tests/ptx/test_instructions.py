@@ -55,7 +55,7 @@ INTEGERS = {
     "mad.lo.s32 %r5, %r1, %r2, %r3;": lambda a, b, c: a * b + c,
     "mul.hi.u32 %r5, %r1, %r2;": lambda a, b, c: np.array([int(x) * int(y) >> 32 for x, y in zip(a, b, strict=True)]),
     "mov.b64 %rd5, {%r1, %r2}; mul.hi.u64 %rd6, %rd5, -3689348814741910323; cvt.u32.u64 %r5, %rd6;": lambda a, b, c:
-        np.array([(int(y) << 32 | int(x)) * (2**64 - 3689348814741910323) >> 64 for x, y in zip(a, b, strict=True)], object),
+        np.array([(int(y) << 32 | int(x)) * 0xCCCCCCCCCCCCCCCD >> 64 for x, y in zip(a, b, strict=True)], object),
     "cvt.u16.u32 %rs1, %r1; mul.hi.u16 %rs2, %rs1, 9363; cvt.u32.u16 %r5, %rs2;":
         lambda a, b, c: (a & np.uint32(0xFFFF)) * np.uint32(9363) >> np.uint32(16),
     "min.u32 %r5, %r1, %r2;": lambda a, b, c: np.minimum(a, b),

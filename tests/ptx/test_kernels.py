@@ -28,6 +28,19 @@ def test_quick_families_agree_with_torch_on_sm_80():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_quick_families_agree_with_torch_on_sm_90():
+    check(verdicts("90", *QUICK, "--random", "1"), QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("family", LONG)
+def test_long_families_agree_with_torch_on_sm_90(family):
+    check(verdicts("90", family, "--random", "1"), [family])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("family", LONG)
 def test_long_families_agree_with_torch_on_sm_80(family):
     check(verdicts("80", family, "--random", "1"), [family])
