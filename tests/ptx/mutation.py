@@ -13,7 +13,7 @@ survived    otherwise.
 --seed N      chooses others.
 --gate X      exit code 1 if less than this share of mutants that are not equivalent is found in any family.
 --json        lines for programs instead.
---table       the table of docs/gpu.md instead.
+--table       the table of docs/gpu.md instead, and the survivors as errors.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from aiakq.kernels.triton import self_test
 SLACK = 1.02
 #: Orders in which launches are repeated, for mutants that only change what is ordered.
 SCHEDULES = range(1, 5)
-#: Families in which lanes that hold the same element store what they computed from approximations in another order: either
-#: value is right, but not the same, unless powers of two are exact.
+#: Families in which lanes that hold the same element store what they computed from approximations in another order:
+#: either value is right, but not the same, unless powers of two are exact.
 STORED_TWICE = {"weight-only linear"}
 #: Instructions that a warp may execute, as a multiple of what it does without a mistake.
 ENDLESS = 20
@@ -222,6 +222,7 @@ def main() -> None:
         score = scored(emulation, family, given.per_kind, given.seed)
         if given.table:
             print(row(score), flush=True)
+            print(*score.survived, sep="\n", file=sys.stderr)
         elif given.json:
             print(json.dumps(vars(score) | {"score": score.score}), flush=True)
         else:
