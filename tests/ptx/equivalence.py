@@ -14,7 +14,15 @@ from ptx.mutants import ORDERING, Mutant
 _STATEMENT = re.compile(r"^\s*(?:@!?%p\d+ )?([a-z]\S*)\s+(%\w+), (.*);")
 _MASKED = re.compile(r"^\s*@(!?)(%p\d+) (\S+)\s+(.*)$")
 _REGISTER = re.compile(r"%[a-z]+\d*(?:\.[xyz])?")
+_NOT_USED = "what masked lanes would read is within a tensor, and nothing that is stored depends on it"
 _TYPES = {"%p": "pred", "%r": "b32", "%rd": "b64", "%rs": "b16"}
+
+
+#: What no check of a kernel can show, by kernel, kind and beginning of the instruction.
+KNOWN = {
+    ("combine_kernel", "mask dropped", "ld.global.v4"):
+        "splits without positions hold zeros, and their share is zero: the mask saves reads",
+}  # fmt: skip
 
 
 def reason(text: str, mutant: Mutant, unchanged: Callable[[str], bool]) -> str | None:
@@ -25,14 +33,26 @@ def reason(text: str, mutant: Mutant, unchanged: Callable[[str], bool]) -> str |
     if mutant.kind in ORDERING:
         return "no access depends on it in any order that was tried"
     if mutant.kind == "mask dropped":
-        return _of_mask(text, mutant, unchanged)
+        return _of_mask(text, mutant, unchanged) or _known(text, mutant)
     if mutant.kind == "mask of a copy dropped":
-        return None
+        marked = mutant.old.replace("shared.global", "shared.global.marked", 1)
+        return _NOT_USED if unchanged(Mutant("", mutant.line, mutant.old, marked).apply(text)) else None
     if unchanged(Mutant(mutant.kind, mutant.line, mutant.old, "").apply(text)):
         return "nothing that is stored depends on its result"
     statement = _STATEMENT.match(mutant.new)
-    if statement and _of_thread(text, statement[2]) and unchanged(_compared(text, mutant)):
-        return "it has the same result in every thread"
+    if statement and _of_thread(text, statement[2]):
+        if unchanged(_compared(text, mutant)):
+            return "it has the same result in every thread, whatever the inputs"
+        by_users = _compared_by_users(text, mutant)
+        if by_users is not None and unchanged(by_users):
+            return "all that takes its result has the same one in every thread, whatever the inputs"
+    return None
+
+
+def _known(text: str, mutant: Mutant) -> str | None:
+    for (kernel, kind, beginning), why in KNOWN.items():
+        if f".entry {kernel}(" in text and kind == mutant.kind and mutant.new.split()[0].startswith(beginning):
+            return why
     return None
 
 
@@ -42,11 +62,11 @@ def _of_mask(text: str, mutant: Mutant, unchanged: Callable[[str], bool]) -> str
     negated, mask, name, _ = match.groups()
     off = f"@{'' if negated else '!'}{mask} trap;"
     if _of_thread(text, mask) and unchanged(Mutant("", mutant.line, mutant.old, off + mutant.old).apply(text)):
-        return "the mask is set in every thread"
-    if name.startswith("st.shared"):
+        return "the mask is set in every thread, whatever the inputs"
+    if name.startswith("st.shared") or (name.startswith("st.global") and _of_thread(text, mask)):
         return "what masked threads would store is what others do, or nobody reads it"
     if name.startswith("ld.") and unchanged(_undefined_where_masked(text, mutant.line)):
-        return "what masked lanes would read is within a tensor, and nothing that is stored depends on it"
+        return _NOT_USED
     return None
 
 
@@ -61,19 +81,49 @@ def _undefined_where_masked(text: str, number: int) -> str:
 
 def _compared(text: str, mutant: Mutant) -> str:
     """The kernel, giving up where the mutant has another result."""
+    return Mutant("", mutant.line, mutant.old, mutant.old.partition("//")[0] + _check(mutant.new)).apply(text)
+
+
+def _compared_by_users(text: str, mutant: Mutant) -> str | None:
+    """The kernel, giving up where an instruction that takes the mutant's result has another one; None if one is not
+    simple.
+    """
     statement = _STATEMENT.match(mutant.new)
     assert statement is not None
-    kind = _TYPES[re.sub(r"\d+$", "", statement[2])]
-    other = mutant.new.replace(statement[2], "other", 1)
+    result, lines = statement[2], text.split("\n")
+    declared = f".reg .{_type(result)} mutated; {mutant.new.replace(result, 'mutated', 1)}"
+    for number, line in enumerate(lines):
+        code = line.partition("//")[0]
+        if number == mutant.line:
+            lines[number] = f"{code} {declared}"
+        elif re.search(rf"{result}\b", code):
+            user = _STATEMENT.match(code)
+            if user is None or user[1].startswith(("st.", "ld.", "atom.")) or user[2] == result or "@" in code:
+                return None
+            lines[number] = code + _check(re.sub(rf"{result}\b", "mutated", code))
+    return "\n".join(lines)
+
+
+def _type(register: str) -> str:
+    return _TYPES[re.sub(r"\d+$", "", register)]
+
+
+def _check(changed: str) -> str:
+    """Give up if ``changed`` has another result than the instruction before."""
+    statement = _STATEMENT.match(changed)
+    assert statement is not None
+    kind = _type(statement[2])
+    other = changed.replace(statement[2], "other", 1)
     unequal = f"xor.pred unequal, other, {statement[2]};" if kind == "pred" else (
         f"setp.ne.{kind} unequal, other, {statement[2]};"
     )  # fmt: skip
-    block = f"{{ .reg .{kind} other; .reg .pred unequal; {other} {unequal} @unequal trap; }}"
-    return Mutant("", mutant.line, mutant.old, mutant.old.partition("//")[0] + block).apply(text)
+    return f" {{ .reg .{kind} other; .reg .pred unequal; {other} {unequal} @unequal trap; }}"
 
 
 def _of_thread(text: str, register: str) -> bool:
-    """Whether a register depends on constants and the number of the thread alone."""
+    """Whether a register depends on the numbers of thread and block alone, and on constants, such as sizes that the
+    kernel is compiled for: then the grid follows from them, too.
+    """
     sources: dict[str, list[str] | None] = {}
     for line in text.split("\n"):
         statement = _STATEMENT.match(line)
@@ -85,7 +135,7 @@ def _of_thread(text: str, register: str) -> bool:
     waiting, seen = [register], set()
     while waiting:
         name = waiting.pop()
-        if name in seen or name == "%tid.x":
+        if name in seen or name.startswith(("%tid", "%ctaid")):
             continue
         seen.add(name)
         more = sources.get(name)

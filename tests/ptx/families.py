@@ -5,6 +5,7 @@ interpreter.
 
 --random N   runs blocks, and warps between barriers, in an order made from N.
 --truncate   cuts off the sums of tensor cores instead of rounding them.
+--inexact    lets approximations be off by as much as they may be.
 --carried    puts back the recurrence that carries where the tokens of a state begin, which Triton compiles wrongly.
 --racing     puts back the GPTQ sweep whose warps read what one of them has already replaced.
 """
@@ -65,11 +66,11 @@ def main() -> None:
     parser.add_argument("arch", type=int, choices=device.SHARED)
     parser.add_argument("family", nargs="*", type=inputs.family, default=list(self_test.FAMILIES))
     parser.add_argument("--random", type=int, default=0)
-    for change in ("truncate", "carried", "racing"):
+    for change in ("truncate", "inexact", "carried", "racing"):
         parser.add_argument(f"--{change}", action="store_true")
     given = parser.parse_args()
     emulation = device.install(given.arch)
-    emulation.options = RunOptions(given.random, given.truncate)
+    emulation.options = RunOptions(given.random, given.truncate, given.inexact)
     with tempfile.TemporaryDirectory() as folder:
         if given.carried:
             put_back_carried(folder)

@@ -15,3 +15,10 @@ def verdicts(*words: str) -> dict[str, dict]:
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
     return {result["family"]: result for result in map(json.loads, done.stdout.splitlines())}
+
+
+def check(results: dict[str, dict], families: list[str]) -> None:
+    """Fail unless these families have passed, and were executed."""
+    assert list(results) == families
+    for result in results.values():
+        assert result["failure"] is None and result["steps"] > 500, result

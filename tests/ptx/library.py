@@ -46,7 +46,7 @@ class Region(ctypes.Structure):
 class Options(ctypes.Structure):
     """See emulator.h."""
 
-    _fields_ = [("seed", c_uint64), ("limit", c_int64), ("truncate", c_int32), ("unused", c_int32)]
+    _fields_ = [("seed", c_uint64), ("limit", c_int64), ("truncate", c_int32), ("approximate", c_int32)]
 
 
 @lru_cache

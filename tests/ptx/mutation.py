@@ -1,7 +1,8 @@
 """Mutation scores: how many mutants of a family's kernels its self-test finds on the emulator.
 
-``python tests/ptx/mutation.py 80 [FAMILY...]`` prints a table, and every mutant that is not found. All launches of a
-family are recorded once. A mutant is run on each of them, from the same memory, and
+``python tests/ptx/mutation.py 80 [FAMILY...]`` prints the scores, and every mutant that is not found. All launches of a
+family are recorded once; a fault of the unchanged kernels ends the program. A mutant is run on each of them, from the
+same memory, and
 
 found       if the emulator reports a fault, or if the self-test with the mutant fails: the error of one of its
             comparisons is more than ``SLACK`` times that of the unchanged kernels.
@@ -11,7 +12,8 @@ survived    otherwise.
 --per-kind N  mutants of each kind and compiled kernel; 0: all of them.
 --seed N      chooses others.
 --gate X      exit code 1 if less than this share of mutants that are not equivalent is found in any family.
---json        lines for programs instead of a table.
+--json        lines for programs instead.
+--table       the table of docs/gpu.md instead, and the survivors as errors.
 """
 
 from __future__ import annotations
@@ -41,15 +43,28 @@ from aiakq.kernels.triton import self_test
 SLACK = 1.02
 #: Orders in which launches are repeated, for mutants that only change what is ordered.
 SCHEDULES = range(1, 5)
+#: Families in which lanes that hold the same element store what they computed from approximations in another order:
+#: either value is right, but not the same, unless powers of two are exact.
+STORED_TWICE = {"weight-only linear"}
 #: Instructions that a warp may execute, as a multiple of what it does without a mistake.
 ENDLESS = 20
 
 
 @dataclass
 class Score:
-    """What became of a family's mutants: counts by kind, and those that were not found in words."""
+    """What became of a family's mutants: counts by kind, and those that were not found in words.
+
+    kernels, variants, launches  of the family: kernels by name, compiled ones, and launches.
+    error, truncated             of the self-test, and with sums of tensor cores that are cut off and approximations
+                                 that are off by as much as they may be.
+    """
 
     family: str
+    kernels: int = 0
+    variants: int = 0
+    launches: int = 0
+    error: float = 0.0
+    truncated: float = 0.0
     found: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     equivalent: list[str] = field(default_factory=list)
@@ -83,6 +98,10 @@ class Family:
         self._errors = inputs.errors(family)
         assert self._errors, f"the self-test of {family} passes"
         emulation.observer = None
+        emulation.options = RunOptions(truncate=True, approximate=family not in STORED_TWICE)
+        self._truncated = inputs.errors(family)
+        emulation.options = RunOptions()
+        assert self._truncated, f"the self-test of {family} passes with sums that are cut off"
         for launch, before in launches:
             _restore(launch, before)
             launch.run(launch.program, RunOptions(1))
@@ -90,7 +109,15 @@ class Family:
 
     @property
     def kernels(self) -> Iterable[Program]:
-        return self._recorded
+        """All compiled kernels."""
+        return list(self._recorded)
+
+    def described(self) -> Score:
+        """A score without mutants."""
+        return Score(
+            self._family, len({program.kernel.name for program in self._recorded}), len(self._recorded),
+            sum(map(len, self._recorded.values())), max(self._errors), max(self._truncated),
+        )  # fmt: skip
 
     def judge(self, program: Program, mutant: Mutant, score: Score) -> None:
         """Find out what becomes of a mutant."""
@@ -156,12 +183,25 @@ def _restore(launch: Launch, contents: list[bytes]) -> None:
 
 def scored(emulation: Emulation, family: str, per_kind: int, seed: int) -> Score:
     """Judge mutants of all kernels of a family."""
-    recorded, score = Family(emulation, family), Score(family)
-    for program in list(recorded.kernels):
-        some = mutants.some_mutants(program.text, per_kind or 10**9, seed)
-        for mutant in some:
+    recorded = Family(emulation, family)
+    score = recorded.described()
+    for program in recorded.kernels:
+        for mutant in mutants.some_mutants(program.text, per_kind or 10**9, seed):
             recorded.judge(program, mutant, score)
     return score
+
+
+def row(score: Score) -> str:
+    """A row of the table."""
+    cells = [
+        score.family, score.kernels, score.variants, score.launches, f"{score.error:.1e}", f"{score.truncated:.1e}",
+        score.found.total(), len(score.survived), len(score.equivalent), f"{100 * score.score:.0f} %",
+    ]  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+HEAD = """| family | kernels | compiled | launches | worst error | least exact | found | survived | equivalent | score |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
 def main() -> None:
@@ -172,12 +212,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gate", type=float, default=0.0)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     emulation = device.install(given.arch)
     failed = []
+    if given.table:
+        print(HEAD, flush=True)
     for family in given.family:
         score = scored(emulation, family, given.per_kind, given.seed)
-        if given.json:
+        if given.table:
+            print(row(score), flush=True)
+            print(*score.survived, sep="\n", file=sys.stderr)
+        elif given.json:
             print(json.dumps(vars(score) | {"score": score.score}), flush=True)
         else:
             print(

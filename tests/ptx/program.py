@@ -47,13 +47,15 @@ class Span(NamedTuple):
 class RunOptions:
     """How a grid runs.
 
-    seed      of the order of blocks and of warps between barriers; 0: in their order.
-    truncate  whether sums of tensor cores are cut off toward zero, as GPUs do, and not rounded.
-    limit     instructions of a warp, beyond which it is taken to be endless.
+    seed         of the order of blocks and of warps between barriers; 0: in their order.
+    truncate     whether sums of tensor cores are cut off toward zero, as GPUs do, and not rounded.
+    approximate  whether results of .approx instructions and of div.full are off by as much as PTX allows them to be.
+    limit        instructions of a warp, beyond which it is taken to be endless.
     """
 
     seed: int = 0
     truncate: bool = False
+    approximate: bool = False
     limit: int = 10**9
 
 
@@ -103,7 +105,7 @@ class Program:
         code = self._core.ptx_run(
             self._handle, (ctypes.c_uint32 * 3)(*grid), bytes(block), len(block),
             (library.Region * len(regions))(*regions), len(regions),
-            library.Options(options.seed, options.limit, options.truncate, 0),
+            library.Options(options.seed, options.limit, options.truncate, options.approximate),
             self.counts.ctypes.data_as(ctypes.POINTER(ctypes.c_uint64)), message, len(message), failed,
         )  # fmt: skip
         if code:

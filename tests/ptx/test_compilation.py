@@ -21,4 +21,4 @@ def test_a_miscompiled_recurrence_is_found():
 @pytest.mark.timeout(900)
 def test_a_race_between_warps_is_found():
     """Without the barrier of the GPTQ sweep, warps may read what one of them has already replaced."""
-    assert "are off by" in verdicts("80", "GPTQ", "--racing")["GPTQ"]["failure"]
+    assert "PtxFault: race" in verdicts("80", "GPTQ", "--racing")["GPTQ"]["failure"]

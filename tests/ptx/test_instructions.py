@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ptx.kernels import run
+from ptx.program import RunOptions
 from ptx.text import UnknownPtx
 
 EDGES = np.array(
@@ -55,7 +56,7 @@ INTEGERS = {
     "mad.lo.s32 %r5, %r1, %r2, %r3;": lambda a, b, c: a * b + c,
     "mul.hi.u32 %r5, %r1, %r2;": lambda a, b, c: np.array([int(x) * int(y) >> 32 for x, y in zip(a, b, strict=True)]),
     "mov.b64 %rd5, {%r1, %r2}; mul.hi.u64 %rd6, %rd5, -3689348814741910323; cvt.u32.u64 %r5, %rd6;": lambda a, b, c:
-        np.array([(int(y) << 32 | int(x)) * (2**64 - 3689348814741910323) >> 64 for x, y in zip(a, b, strict=True)], object),
+        np.array([(int(y) << 32 | int(x)) * 0xCCCCCCCCCCCCCCCD >> 64 for x, y in zip(a, b, strict=True)], object),
     "cvt.u16.u32 %rs1, %r1; mul.hi.u16 %rs2, %rs1, 9363; cvt.u32.u16 %r5, %rs2;":
         lambda a, b, c: (a & np.uint32(0xFFFF)) * np.uint32(9363) >> np.uint32(16),
     "min.u32 %r5, %r1, %r2;": lambda a, b, c: np.minimum(a, b),
@@ -289,3 +290,32 @@ def test_atomics_return_the_old_value_and_lanes_part_and_meet():
 def test_what_is_not_known_is_named(statement):
     with pytest.raises(UnknownPtx, match=statement.split()[0] if "laneid" not in statement else "%laneid"):
         run(statement)
+
+
+def test_sums_of_tensor_cores_may_be_cut_off():
+    # To 1, the product of two float16 is added: 2 ** -12 * 1.5 * 2 ** -12 is more than half of the last place.
+    body = (
+        "mov.b32 %r1, 0; setp.eq.u32 %p1, %r0, 0; @%p1 mov.b32 %r1, 0x0c00; mov.b32 %r2, 0x0e000e00;"
+        "mov.b32 %r3, 0f3f800000; mov.b32 %r4, 0;"
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r5, %r6, %r7, %r8}, {%r1, %r4, %r4, %r4}, {%r2, %r4},"
+        "{%r3, %r3, %r3, %r3};" + STORE
+    )
+    rounded, cut = (run(body, options=RunOptions(truncate=off))[0].view(np.float32)[0] for off in (False, True))
+    assert rounded == 1 + 2.0**-23 and cut == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "exact", "bound"),
+    [("ex2.approx.ftz.f32", np.exp2, 2.0**-22), ("rcp.approx.ftz.f32", lambda x: 1 / x, 2.0**-22),
+     ("rsqrt.approx.f32", lambda x: x**-0.5, 2.0**-22), ("tanh.approx.f32", np.tanh, 2.0**-11)],
+)  # fmt: skip
+def test_approximations_may_be_off_by_their_bound(name, exact, bound):
+    given = np.linspace(0.1, 9, 256, dtype=np.float32)[:, None]
+    body = f"ld.global.b32 %r1, [%rd2]; {name} %r5, %r1;" + STORE
+    errors = []
+    for approximate in (False, True):
+        options = RunOptions(approximate=approximate)
+        found = run(body, given.view(np.uint32), threads=256, options=options)[:, 0].view(np.float32)
+        errors.append(np.abs(found / exact(given[:, 0].astype(np.float64)) - 1))
+    assert errors[0].max() < 2.0**-23, "as exact as a float is"
+    assert 0.7 * bound < np.median(errors[1]) and errors[1].max() < 1.5 * bound

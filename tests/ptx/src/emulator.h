@@ -90,11 +90,14 @@ struct Program {
 };
 
 struct Options {
-    uint64_t seed;       // of the order of blocks and warps; 0: in their order
-    int64_t limit;       // instructions of a warp, beyond which it is considered endless
-    int32_t truncate;    // whether sums of tensor cores are cut off, not rounded
-    int32_t unused;
+    uint64_t seed;        // of the order of blocks and warps; 0: in their order
+    int64_t limit;        // instructions of a warp, beyond which it is considered endless
+    int32_t truncate;     // whether sums of tensor cores are cut off, not rounded
+    int32_t approximate;  // whether results of approximations are off by as much as they may be
 };
+
+// Whether they are, in what this thread runs.
+extern thread_local bool approximate;
 
 // Shared memory, and for each of its bytes who wrote and read it since when.
 class SharedMemory {

@@ -153,6 +153,8 @@ void Block::run(uint32_t x, uint32_t y, uint32_t z) {
     }
 }
 
+thread_local bool approximate = false;
+
 const std::vector<Kind>& kinds() {
     static const std::vector<Kind> all = [] {
         std::vector<Kind> made;
@@ -270,6 +272,7 @@ EXPORTED int32_t ptx_run(
     void* program, const uint32_t* grid, const uint8_t* parameters, int32_t parameter_bytes, const Region* regions,
     int32_t region_count, const Options* options, uint64_t* counts, char* message, int32_t room, int32_t* failed) {
     const Program& p = *static_cast<Program*>(program);
+    approximate = options->approximate;
     GlobalMemory global(std::vector<Region>(regions, regions + region_count));
     Block block(p, *options, global);
     block.parameters = parameters;

@@ -62,6 +62,22 @@ float reciprocal(float a) { return 1.0f / a; }
 float root(float a) { return std::sqrt(a); }
 float reciprocal_root(float a) { return float(1.0 / std::sqrt(double(a))); }
 float tangent(float a) { return std::tanh(a); }
+// Of approximations, the relative error that PTX allows is at most 2 ** -BITS: here the results are off by that, up or
+// down as the bits of the operand have it.
+template <int BITS>
+float off_by_most(float y, float a) {
+    if (!approximate || !std::isfinite(y)) return y;
+    const bool up = bits_of<uint32_t>(a) * 0x9e3779b9u >> 31;
+    return float(double(y) * (1.0 + (up ? 1.0 : -1.0) / double(1 << BITS)));
+}
+template <float (*F)(float), int BITS = 22>
+float near(float a) {
+    return off_by_most<BITS>(F(a), a);
+}
+template <float (*F)(float, float)>
+float near(float a, float b) {
+    return off_by_most<22>(F(a, b), a + b);
+}
 // With operands and results too small to be normal as zeros.
 template <float (*F)(float)>
 float flushed(float a) {
@@ -124,15 +140,18 @@ void add_singles(std::vector<Kind>& all) {
     add_binary<multiply_floats<float>>(all, {"mul", "mul.rn"});
     add_binary<smaller_float>(all, {"min"});
     add_binary<larger_float>(all, {"max"});
-    add_binary<quotient>(all, {"div.rn", "div.full", "div.approx"});
+    add_binary<quotient>(all, {"div.rn"});
+    add_binary<near<quotient>>(all, {"div.full", "div.approx"});
     add_unary<negative_float<float>>(all, {"neg"});
     add_unary<absolute_float<float>>(all, {"abs"});
-    add_unary<power_of_two>(all, {"ex2.approx"});
-    add_unary<logarithm>(all, {"lg2.approx"});
-    add_unary<reciprocal>(all, {"rcp.rn", "rcp.approx"});
-    add_unary<root>(all, {"sqrt.rn", "sqrt.approx"});
-    add_unary<reciprocal_root>(all, {"rsqrt.approx"});
-    add<tangent>(all, "tanh.approx.f32");
+    add_unary<reciprocal>(all, {"rcp.rn"});
+    add_unary<root>(all, {"sqrt.rn"});
+    add_unary<near<power_of_two>>(all, {"ex2.approx"});
+    add_unary<near<logarithm>>(all, {"lg2.approx"});
+    add_unary<near<reciprocal>>(all, {"rcp.approx"});
+    add_unary<near<root>>(all, {"sqrt.approx"});
+    add_unary<near<reciprocal_root>>(all, {"rsqrt.approx"});
+    add<near<tangent, 11>>(all, "tanh.approx.f32");
     constexpr float (*with_zeros)(float, float, float) = flushed<fused>;
     add_single<fused, with_zeros>(all, {"fma.rn"});
 }
