@@ -161,7 +161,8 @@ class Gptq(Rounder):
         if factor is None:
             result = solver.round(matrix.weights(rows), matrix.shift(rows), matrix.fixed(rows))
         else:
-            result = round_with_rows(solver, *matrix.weights(rows), matrix.shift(rows), factor)
+            (weight,) = matrix.weights(rows)
+            result = round_with_rows(solver, weight, matrix.shift(rows), factor)
         return [result.codes, result.scales, result.zeros, result.damp]
 
     def _solver(self, matrix: MatrixOfLinears) -> GptqSolver:
