@@ -143,3 +143,10 @@ def test_names_and_types_that_cannot_be_are_refused(tiny_model, tmp_path: Path) 
         quantize_checkpoint(options(source, tmp_path / "out.gguf"))
     with pytest.raises(AiakqError, match="gguf-type"):
         QuantizeOptions(str(source), "out", "gptq", gguf_type="q4_0")
+
+
+def test_widths_that_no_block_divides_are_refused_with_methods_that_take_them(tiny_model, tmp_path: Path) -> None:
+    source = tiny_model("LlamaForCausalLM", hidden_size=72, intermediate_size=72)
+    with pytest.raises(AiakqError, match="no whole blocks of 32") as caught:
+        quantize_to_gguf(options(source, tmp_path / "out.gguf"))
+    assert "--group-size" not in str(caught.value) and "take any shape" in str(caught.value)
