@@ -102,3 +102,8 @@ def modelopt_nvfp4_rounded(x: Tensor, unit: float) -> Tensor:
     numbers = (grouped(x, 16).abs().amax(-1) / (6 * total)).clamp(2**-9, 448).to(E4M3).float()
     scale = (numbers * total).unsqueeze(-1)
     return (of_e2m1(to_e2m1((grouped(x, 16) / scale).clamp(-6, 6))) * scale).flatten(-2)
+
+
+def of_modelopt(algorithm: str, size: int, **others: Any) -> dict[str, Any]:
+    config = {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": size, "ignore": ["lm_head"]}
+    return config | {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}} | others

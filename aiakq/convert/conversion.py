@@ -19,7 +19,7 @@ from aiakq.convert.files import CONVERSION_FILE, card, config_json, copied_files
 from aiakq.convert.gguf.conversion import convert_to_gguf
 from aiakq.convert.layers import LayerConverter, ToFloats, ToFormat
 from aiakq.convert.report import ConversionReport
-from aiakq.convert.tensors import check_tensors
+from aiakq.convert.tensors import biases_without_place, check_tensors, without_bias
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.checkpoint_writer import CheckpointWriter
@@ -79,6 +79,7 @@ class _Conversion:
         self.arguments, self.checkpoint, self.progress = arguments, checkpoint, progress
         self.source: QuantSpec = checkpoint.spec
         check_tensors(checkpoint, checkpoint)
+        self.stray_biases = biases_without_place(checkpoint)
         self.linears = {linear.name: linear for linear in plans.linears_of(checkpoint)}
         self.left_out = plans.unquantized(checkpoint, self.linears)
         self.has_perm = False
@@ -177,6 +178,8 @@ class _Conversion:
             elif prefix not in done:
                 done.add(prefix)
                 weight = checkpoint.read_linear(prefix)
+                if prefix in self.stray_biases:
+                    weight = without_bias(weight, prefix, checkpoint)
                 self.has_perm = self.has_perm or getattr(weight, "perm", None) is not None
                 tensors, entry = converter.convert(prefix, weight)
                 self.report.layers.append(entry)

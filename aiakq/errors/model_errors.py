@@ -161,8 +161,8 @@ FOLDER_ERRORS = {
         "The quantization format of the checkpoint is not supported: {reason}.",
         "aiakq reads GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound, compressed-tensors with integers, FP8 or FP4, FP8 "
         "(fp8, fbgemm_fp8), modelopt, GGUF, bitsandbytes, MLX, HQQ, Marlin, torchao, optimum-quanto, QQQ, "
-        "AQLM, SqueezeLLM, and formats of installed plugins. Quantize the original model with aiakq quantize, or take "
-        "a release in one of them.",
+        "AQLM, SqueezeLLM, VPTQ, and formats of installed plugins. Quantize the original model with aiakq quantize, or "
+        "take a release in one of them.",
     ),
     "gguf_unsupported": ErrorKind(
         "This GGUF file is not supported: {reason}.",

@@ -20,7 +20,6 @@ from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config, unread_formats
 from aiakq.formats.checks import check_activation_factors, derive_group_size, finite
-from aiakq.formats.contradictions import contradictions
 from aiakq.formats.foreign_folder import MISTRAL, ForeignTensors, foreign_tensors
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
@@ -338,11 +337,6 @@ class Checkpoint:
         """Return the names of all packed linears, sorted: those with a packed linear's tensors, whatever the config."""
         return list(self._linears)
 
-    def remark_contradictions(self) -> None:
-        """Add remarks about layers whose tensors are not what the config says. Raises what ``spec`` raises."""
-        if self.spec is not None:
-            self.remarks += contradictions(self.spec, self._linears, self.inventory)
-
     def layout(self, prefix: str) -> str:
         """Return the format of the packed linear ``prefix``: the config's, unless its tensors contradict it."""
         assert self.spec is not None, "an unquantized checkpoint has no packed linears"
@@ -380,6 +374,14 @@ class Checkpoint:
         except (KeyError, ValueError, IndexError, ArithmeticError):
             raise error("tensor_mismatch", path=prefix, reason=f"its tensors are not those of {spec.format}") from None
         return dimensions, derive_group_size(dimensions.k, dimensions.groups, spec.group_size, "scales", prefix)
+
+    def decoded(self, prefix: str) -> str | None:
+        """Return why the packed linear ``prefix`` is decoded to floats at load, as far as headers tell, or None.
+
+        Raises what ``dimensions`` raises.
+        """
+        found, _ = self.dimensions(prefix)
+        return formats.decoded(self.linear_headers(prefix), self.linear_spec(prefix), found.n, found.k)
 
     def linear_spec(self, prefix: str) -> QuantSpec:
         """Return the spec of the packed linear ``prefix``, in the format of its tensors.

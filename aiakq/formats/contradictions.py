@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from aiakq.formats.model_folder import some_of
 from aiakq.patterns import is_plain
 from aiakq.spec import QuantSpec
 
+if TYPE_CHECKING:
+    from aiakq.formats.checkpoint import Checkpoint
+
 #: What a QuantSpec ignores if the config says nothing.
 _DEFAULT = QuantSpec.__dataclass_fields__["ignore"].default
 
 
-def contradictions(spec: QuantSpec, linears: Sequence[str], names: Collection[str]) -> Iterator[str]:
-    """Yield remarks about layers whose tensors are not what the config of ``spec`` says.
-
-    linears  the packed linears of the checkpoint; names: those of all its tensors.
-    """
+def contradictions(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield remarks about layers whose tensors are not what the config says. Raises what ``Checkpoint.spec`` raises."""
+    spec, linears = checkpoint.spec, checkpoint.quantized_linears()
+    if spec is None:
+        return
     packed = set(linears)
     coded = [name for name in linears if spec.for_layer(name) is None]
     if spec.ignore == _DEFAULT:
@@ -26,7 +30,7 @@ def contradictions(spec: QuantSpec, linears: Sequence[str], names: Collection[st
     plain = [
         name
         for name, layer in spec.layers
-        if layer is not None and is_plain(name) and name not in packed and f"{name}.weight" in names
+        if layer is not None and is_plain(name) and name not in packed and f"{name}.weight" in checkpoint.inventory
     ]
     if plain:
         yield f"the config says that {some_of(plain)} is quantized, but the tensors are not, and count"

@@ -151,8 +151,8 @@ def _check_group(group: Mapping[str, object], layer: LayerSpec | None) -> None:
             raise unsupported(f"NVIDIA ModelOpt with {part} in groups of {size}, not {layer.group_size}")
         bits = stored.get("num_bits", expected.get(part, 8))
         fits = bits == expected[part] if part in expected else bits in (4, 8)
-        kinds = ("float",) if layer is None or layer.is_float else ("int",)
-        kinds = ("float", "int") if layer is None and part == "weights" and bits == 4 else kinds
+        kinds = {"float"} if layer is None or layer.is_float else {"int"}
+        kinds |= {"int"} if layer is None and part == "weights" and bits == 4 else set()
         if stored and (not fits or read_word(stored, "type", default="float") not in kinds):
             raise unsupported(f"NVIDIA ModelOpt with {part} of {bits!r:.20} bits and type {stored.get('type')!r:.20}")
 

@@ -14,6 +14,8 @@ weight and its attributes as JSON, under the name ``MODULE.weight``. They alone 
                                                   cores (``_tile_codes``)
                               _weight_scale_and_zero  [K/G, N, 2] bfloat16: W = (code - 8) * scale + zero
     _weight_act_quant_scale   a scale of all activations, with act_quant_kwargs only
+    _weight_act_pre_scale     [K] or [1, K] float: inputs are multiplied by it first (AWQ, SmoothQuant); Int8Tensor,
+                              Int4Tensor and Int4TilePackedTo4dTensor only
     bias                      [N] float, optional
 
 W is rounded to ``dtype``, except where torchao multiplies codes before they are scaled (Int8Tensor with whole rows,
@@ -36,6 +38,7 @@ from aiakq.formats.decoded_weight import DecodedWeight
 from aiakq.formats.headers import Dimensions, Headers, Shapes
 from aiakq.formats.input_rounding import rounding_of
 from aiakq.formats.torchao_metadata import (
+    FACTORS,
     FLOAT8,
     INPUT_SCALE,
     INPUT_ZERO,
@@ -112,12 +115,25 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     spec  what ``described`` returned. Raises ``tensor_mismatch``, ``not_finite`` and ``format_unsupported``.
     """
     stored: TorchaoTensor = spec.notes["stored"]
+    if FACTORS in tensors and stored.kind not in (INT8, INT4, TILES):
+        raise mismatch(name, f"{FACTORS} is there, and a {stored.kind} has none")
     if stored.kind == FLOAT8:
         weight = float8.read(_renamed(tensors), spec, name)
         return weight if spec.activation_bits else replace(weight, rounded=_rounded(stored))
-    if stored.kind in (INT4, TILES):
-        return _read_int4(tensors, stored, name)
-    return _read_integers(tensors, stored, spec, name)
+    read_kind = _read_int4(tensors, stored, name) if stored.kind in (INT4, TILES) else None
+    found = read_kind or _read_integers(tensors, stored, spec, name)
+    if FACTORS not in tensors:
+        return found
+    if isinstance(found, DecodedWeight):
+        raise unsupported(f"{name:.200} of torchao with act_pre_scale beside zero points that are floats")
+    return replace(found, factors=_factors(tensors[FACTORS], found.k, name))
+
+
+def _factors(stored: Tensor, k: int, name: str) -> Tensor:
+    """Return the factors [K] of the inputs. Raises ``tensor_mismatch`` and ``not_finite``."""
+    if stored.dtype not in _FLOATS or stored.shape not in ((k,), (1, k), (1, 1, k)):
+        raise mismatch(name, f"{FACTORS} is {list(stored.shape)}, not one float for each of {k} inputs")
+    return finite(stored.flatten(), FACTORS, name)
 
 
 def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -72,8 +72,6 @@ def described(headers: Headers, spec: QuantSpec, name: str) -> QuantSpec:
         raise unsupported(f"{name:.200} of torchao's class {kind!r:.60}; read are {', '.join(_ATTRIBUTES)}")
     values = read_object(document.get("_data"), f"the metadata about {name:.200}")
     check_keys(values, _ATTRIBUTES[kind], f"{kind} {name:.200}")
-    if FACTORS in headers:
-        raise unsupported(f"{name:.200} of torchao, whose inputs are multiplied by act_pre_scale")
     listed = read_names(document.get("_tensor_data_names"), "_tensor_data_names")
     for suffix in (QDATA, *(f"_weight_{part}" for part in listed)):
         if suffix not in headers:
@@ -205,6 +203,8 @@ _CONFIGS: Mapping[str, LayerSpec] = {
     "Float8WeightOnlyConfig": LayerSpec(8, float8=Float8()),
     "Float8DynamicActivationFloat8WeightConfig": LayerSpec(8, activation_bits=8, float8=Float8()),
 }
+#: Classes of configs around another one, whose files have act_pre_scale.
+_SCALED = ("AWQConfig", "SmoothQuantConfig")
 
 
 def from_config(config: Mapping[str, object]) -> QuantSpec | None:
@@ -248,6 +248,9 @@ def _layer_or_none(entry: object) -> LayerSpec | None:
 
 def _layer(entry: Mapping[str, object]) -> LayerSpec:
     kind = str(entry.get("_type"))
+    if kind in _SCALED:
+        inner = read_object(entry.get("_data"), "quant_type of torchao")
+        return _layer(read_object(inner.get("base_config"), f"the base_config of {kind}"))
     if kind not in _CONFIGS:
         raise unsupported(f"torchao with {kind!r:.60}; read are {', '.join(_CONFIGS)}")
     values = read_object(entry.get("_data"), "quant_type of torchao")

@@ -253,7 +253,8 @@ def _numbers(tensors: Mapping[str, Tensor], suffix: str, shape: tuple[int, ...],
 
 def _vectors(tensors: Mapping[str, Tensor], suffix: str, width: int, shapes: Shapes, name: str) -> Tensor:
     """Return code books [C, vectors, width] float32."""
-    return _numbers(tensors, suffix, shapes[suffix], name).unflatten(1, (-1, width))
+    numbers = _numbers(tensors, suffix, shapes[suffix], name)
+    return numbers.view(len(numbers), -1, width)
 
 
 def _unpack(words: Tensor, layer: VptqLayer) -> Tensor:

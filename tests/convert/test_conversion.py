@@ -310,3 +310,30 @@ def test_bits_of_floats_become_those_of_integers(tmp_path: Path) -> None:
     convert(FIXTURES / "lc-mxfp4", tmp_path / "out", "compressed-tensors", bits=4, group_size=64, lossy=True)
     written = Checkpoint.open(tmp_path / "out").spec
     assert written is not None and (written.scheme, written.group_size) == ("w4a16", 64)
+
+
+@pytest.mark.parametrize("to", ["bf16", "compressed-tensors"])
+def test_a_bias_that_the_model_has_not_is_left_out_if_it_is_zero(tmp_path: Path, to: str) -> None:
+    """AutoGPTQ writes zeros; anything else is refused under the name of the input."""
+    name, source = "model.layers.0.mlp.up_proj", tmp_path / "source"
+    shutil.copytree(FIXTURES / "gq-w8", source)
+    tensors = load_file(source / "model.safetensors")
+    for value in (0.0, 0.5):
+        bias = torch.full((512,), value, dtype=torch.float16)
+        save_file({**tensors, f"{name}.bias": bias}, source / "model.safetensors")
+        if value:
+            with pytest.raises(AiakqError, match=f"{name}.bias is not zero") as caught:
+                convert(source, tmp_path / "refused", to)
+            assert str(source) in str(caught.value) and "partial" not in str(caught.value)
+        else:
+            convert(source, tmp_path / "output", to)
+            assert f"{name}.bias" not in Checkpoint.open(tmp_path / "output").inventory
+
+
+def test_floats_of_torchao_in_16_bits_are_rounded_as_it_rounds_them(tmp_path: Path) -> None:
+    source = FIXTURES / "ao-f8"
+    convert(source, tmp_path / "output", "fp32")
+    stored = load_file(source / "model.safetensors")
+    for name, found in weights(tmp_path / "output").items():
+        exact = stored[f"{name}._weight_qdata"].float() * stored[f"{name}._weight_scale"].float()
+        assert torch.equal(found, exact.bfloat16().float()) and not torch.equal(found, exact)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from aiakq import formats
@@ -31,8 +31,9 @@ from tests.fp4_files import (
     mxfp8,
     nvfp4,
     nvfp4_rounded,
+    of_modelopt,
 )
-from tests.fp8_files import Published, expected_logits, per_tensor, publish, static
+from tests.fp8_files import Published, expected_logits, publish, static
 
 NV = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
 MX = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
@@ -52,11 +53,6 @@ def compressed(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | No
         "config_groups": {"group_0": group},
         "ignore": ["lm_head"],
     }
-
-
-def of_modelopt(algorithm: str, size: int, **others: Any) -> dict[str, Any]:
-    config = {"quant_method": "modelopt", "quant_algo": algorithm, "group_size": size, "ignore": ["lm_head"]}
-    return config | {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}} | others
 
 
 FOUR = {"num_bits": 4}
@@ -195,38 +191,6 @@ def test_experts_latents_and_fused_projections_are_those_of_the_dequantized_mode
     assert (found - wanted).abs().max() < 3e-5
 
 
-def test_layers_of_modelopt_may_have_algorithms_of_their_own(tiny_model, tmp_path):
-    """Two kinds of numbers in a model, and layers that are in neither list."""
-    model = tiny_model("LlamaForCausalLM")
-    kinds = {"self_attn.q_proj": "FP8", "mlp.up_proj": "W4A16_NVFP4", "mlp.down_proj": "MXFP8"}
-    listed, stored = {}, {}
-    for name, tensor in load_file(model / "model.safetensors").items():
-        module = name.removesuffix(".weight")
-        kind = next((kinds[each] for each in kinds if module.endswith(each)), None)
-        if kind is None:
-            stored[name] = tensor
-            continue
-        made = {"FP8": lambda w: per_tensor(w, input_scale=0.01), "MXFP8": mxfp8, "W4A16_NVFP4": modelopt_nvfp4}
-        parts, _ = made[kind](tensor.float())
-        stored |= {f"{module}.{suffix}": part.contiguous() for suffix, part in parts.items()}
-        listed[module] = {"quant_algo": kind} | ({"group_size": 16} if "NVFP4" in kind else {})
-    shutil.copytree(model, tmp_path / "model")
-    save_file(stored, tmp_path / "model/model.safetensors")
-    own = {
-        "producer": {"name": "modelopt", "version": "0.47.0"},
-        "quantization": {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": listed},
-    }
-    (tmp_path / "model/hf_quant_config.json").write_text(json.dumps(own))
-    checkpoint = Checkpoint.open(tmp_path / "model")
-    schemes = {name.rpartition(".")[2]: checkpoint.read_linear(name).scheme for name in checkpoint.quantized_linears()}
-    assert schemes == {"q_proj": "fp8a8", "up_proj": "lut4a16", "down_proj": "fp8a8"}
-    assert served_logits(tmp_path / "model").isfinite().all()
-    listed["model.layers.0.mlp.up_proj"]["quant_algo"] = "NVFP4_SVD"
-    (tmp_path / "model/hf_quant_config.json").write_text(json.dumps(own))
-    with pytest.raises(AiakqError, match="'NVFP4_SVD'"):
-        _ = Checkpoint.open(tmp_path / "model").spec
-
-
 # --- configs ----------------------------------------------------------------------------------------------------------
 
 
@@ -274,17 +238,6 @@ def test_what_a_config_says_otherwise_is_refused_by_name(config, said):
     with pytest.raises(AiakqError) as caught:
         quantization_config.read(config)
     assert caught.value.id == "format_unsupported" and said in str(caught.value)
-
-
-@pytest.mark.parametrize("method", ["modelopt", "modelopt_fp4", "modelopt_mixed"])
-def test_vllms_names_of_modelopt_are_read(method):
-    spec = quantization_config.read({**of_modelopt("NVFP4", 16), "quant_method": method})
-    assert spec.describe() == "lut4a4 g16 e2m1 e4m3" and spec.format == "modelopt"
-
-
-def test_mxfp4_of_modelopt_whose_groups_say_that_activations_are_not_rounded_is_read():
-    config = of_modelopt("MXFP4", 32, config_groups={"group_0": {"weights": FOUR | {"group_size": 32}}})
-    assert quantization_config.read(config).describe() == "lut4a16 g32 e2m1 e8m0"
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name != "modelopt-awq"])

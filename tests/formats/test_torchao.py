@@ -185,13 +185,6 @@ def test_what_else_metadata_says_is_refused(tmp_path: Path, kind: str, values: d
     assert caught.value.id == "format_unsupported" and "up" in str(caught.value)
 
 
-def test_scales_of_inputs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AiakqError, match="act_pre_scale"):
-        Checkpoint.open(
-            folder(tmp_path, ints() | {"act_pre_scale": torch.ones(8)}, "Int8Tensor", **int8())
-        ).read_linear("up")
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -292,3 +285,50 @@ def test_a_linear_in_another_shard_has_its_metadata(tmp_path: Path) -> None:
     save_file({"norm.weight": torch.ones(8)}, tmp_path / "model-00002-of-00002.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": CONFIG}))
     assert Checkpoint.open(tmp_path).read_linear("up").n == 4
+
+
+def test_inputs_are_multiplied_as_torchao_does(tmp_path: Path) -> None:
+    """AWQ and SmoothQuant: through torchao's own linear, weight-only and with rounded activations."""
+    from torchao.quantization import PerRow
+    from torchao.quantization.quantize_.workflows.int8.int8_tensor import Int8Tensor, QuantizeTensorToInt8Kwargs
+
+    from aiakq.kernels.ops import Ops
+
+    make = torch.Generator().manual_seed(4)
+    factors, x = torch.rand(8, generator=make) + 0.5, torch.randn(3, 8, generator=make)
+    tensors = ints() | {"act_pre_scale": factors}
+    for kwargs, own in ((None, None), (inputs(), QuantizeTensorToInt8Kwargs(PerRow()))):
+        weight = read(tmp_path, tensors, "Int8Tensor", **int8(act_quant_kwargs=kwargs))
+        theirs = Int8Tensor(
+            tensors["qdata"], tensors["scale"], [1, 8], torch.float32, act_pre_scale=factors, act_quant_kwargs=own
+        )
+        found = Ops(torch.device("cpu"), torch.float32).linear(weight)(x)
+        torch.testing.assert_close(found, torch.nn.functional.linear(x, theirs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("factors", [torch.ones(7), torch.ones(8, dtype=torch.int8), torch.full((8,), torch.nan)])
+def test_damaged_factors_are_refused(tmp_path: Path, factors: Tensor) -> None:
+    with pytest.raises(AiakqError, match="act_pre_scale") as caught:
+        read(tmp_path, ints() | {"act_pre_scale": factors}, "Int8Tensor", **int8())
+    assert caught.value.id in ("tensor_mismatch", "not_finite")
+
+
+def test_zero_points_that_torchao_leaves_out_are_refused(tmp_path: Path) -> None:
+    """Its product with whole rows reads none, though dequantizing does."""
+    points = torch.tensor([[0], [3], [0], [0]], dtype=torch.int8)
+    with pytest.raises(AiakqError, match="zero points of whole rows") as caught:
+        read(tmp_path, ints() | {"zero_point": points}, "Int8Tensor", **int8())
+    assert caught.value.id == "format_unsupported"
+    weight = read(tmp_path, ints() | {"zero_point": torch.zeros_like(points)}, "Int8Tensor", **int8())
+    assert isinstance(weight, QWeight) and weight.zeros is None
+
+
+@pytest.mark.parametrize("kind", ["AWQConfig", "SmoothQuantConfig"])
+def test_configs_around_others_are_read(kind: str) -> None:
+    inner = {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": {"group_size": 64}}
+    outer = {"_type": kind, "_version": 1, "_data": {"base_config": inner, "step": "prepare_for_loading"}}
+    spec = quantization_config.read({"quant_method": "torchao", "quant_type": {"default": outer}})
+    assert (spec.bits, spec.group_size) == (4, 64)
+    del outer["_data"]["base_config"]  # type: ignore[attr-defined]
+    with pytest.raises(AiakqError, match="torchao with 'None'"):
+        quantization_config.read({"quant_method": "torchao", "quant_type": {"default": outer}})

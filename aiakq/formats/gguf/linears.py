@@ -120,6 +120,11 @@ def supports(spec: QuantSpec) -> str | None:
     return None if spec.blocks is not None else "it holds the blocks of GGUF files, which -quant_type gguf makes"
 
 
+def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
+    """Return why a linear of N x K is not held in blocks, or None."""
+    return f"its {k} inputs are no whole blocks of 32" if k % 32 else None
+
+
 def scale_dtype(spec: QuantSpec, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the scales of blocks; ``dtype`` is that of unquantized tensors."""
     return torch.float16

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.contradictions import contradictions
 from aiakq.formats.input_rounding import scheme_of_kernel
 from aiakq.formats.inventory import Difference
 from aiakq.formats.model_folder import MANIFEST, read_json
@@ -21,7 +21,6 @@ from aiakq.spec import QuantSpec
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
-    from aiakq.runtime.config.model import ModelConfig
 
 _EMBEDDING = re.compile(r"embed|\bwte\b|\bwpe\b")
 _NUMBER = re.compile(r"\d+")
@@ -209,9 +208,10 @@ def inspect_checkpoint(
     linears = set(checkpoint.quantized_linears())
     if linears and checkpoint.spec is None:
         raise error("format_unsupported", reason="config.json has no quantization_config, but the weights are packed")
-    checkpoint.remark_contradictions()
+    checkpoint.remarks += contradictions(checkpoint)
     # Compares all shapes, which some formats do not repeat.
-    planned = plan(checkpoint, target.ops, target.model)
+    config = None if target.config is None else target.config.model
+    planned = plan(checkpoint, target.ops, config)
     layers = [
         _quantized(checkpoint, module, infos, target) if module in linears else _plain(module, infos, target)
         for module, infos in _modules(checkpoint.inventory, linears).items()
@@ -222,11 +222,11 @@ def inspect_checkpoint(
     if context is None and isinstance(text, dict):
         context = text.get("max_position_embeddings")
     architecture = first_architecture(checkpoint.config)
-    head = "" if target.model is None else target.model.stored_head
+    head = "" if config is None else config.stored_head
     return Inspection(
         path=str(checkpoint.named_path),
         architecture=architecture,
-        support=support(architecture if target.model is None else target.model.architecture, target.refusal(refusal)),
+        support=support(architecture if config is None else config.architecture, target.refusal(refusal)),
         writer=_writer(checkpoint),
         spec=checkpoint.spec,
         context=context if isinstance(context, int) else None,
@@ -252,10 +252,6 @@ class _Target:
     ops: PlannedOps
     dtype_reason: str
     config: EngineConfig | None = None
-
-    @property
-    def model(self) -> ModelConfig | None:
-        return None if self.config is None else self.config.model
 
     def refusal(self, of: Callable[[EngineConfig], str | None]) -> Callable[[], str | None]:
         """Return ``of`` for the config; without one, nothing is known."""
@@ -312,8 +308,7 @@ def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo
     )
     selection, _ = target.ops.select("linear", problem)
     nbytes = sum(info.nbytes for info in infos.values())
-    reason = formats.decoded(checkpoint.linear_headers(name), spec, dimensions.n, dimensions.k)
-    if reason is not None:
+    if (reason := checkpoint.decoded(name)) is not None:
         floats = DenseProblem(dimensions.n, dimensions.k, target.ops.dtype, target.ops.dtype, target.ops.device_type)
         selection, _ = target.ops.select("dense", floats)
         selection = replace(selection, passed_over=(("codes", f"decoded at load: {reason}"), *selection.passed_over))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.contradictions import contradictions
 from aiakq.formats.mxfp4 import packed_bytes
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
@@ -34,7 +35,7 @@ def open_weights(config: EngineConfig, collective: Collective | None = None) -> 
     load = config.load
     checkpoint = Checkpoint.open(load.path, load.weights, load.ignore_patterns, config.model.raw)
     checkpoint.read_with(load.mapped, load.read_threads, config.device.dtype)
-    checkpoint.remark_contradictions()
+    checkpoint.remarks += contradictions(checkpoint)
     may_dequantize = _may_dequantize(config, checkpoint)
     rounding = RoundingAtLoad(checkpoint, config.spec) if load.rounds and config.spec is not None else None
     weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective), rounding)

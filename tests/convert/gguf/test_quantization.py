@@ -160,3 +160,10 @@ def test_a_file_in_parts_has_the_blocks_of_one(tiny_model, tmp_path: Path) -> No
 def test_a_size_that_is_none_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(AiakqError, match="--max-shard-size"):
         options(tmp_path, tmp_path / "m.gguf", max_shard_size="some")
+
+
+def test_widths_that_no_block_divides_are_refused_with_methods_that_take_them(tiny_model, tmp_path: Path) -> None:
+    source = tiny_model("LlamaForCausalLM", hidden_size=72, intermediate_size=72)
+    with pytest.raises(AiakqError, match="no whole blocks of 32") as caught:
+        quantize_to_gguf(options(source, tmp_path / "out.gguf"))
+    assert "--group-size" not in str(caught.value) and "take any shape" in str(caught.value)

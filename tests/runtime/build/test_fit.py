@@ -21,6 +21,10 @@ from aiakq.runtime.loader.memory_check import weight_bytes
         ("8GB", 8 * 10**9),
         ("24GiB", 24 * 2**30),
         ("1.5 gb", 1_500_000_000),
+        (".5GB", 500_000_000),
+        ("8G", 8 * 10**9),
+        ("2.t", 2 * 10**12),
+        ("512MiB", 512 * 2**20),
         ("here", 7),
         ("H100", 80 * 10**9),
         ("NVIDIA A100-40GB", 40 * 10**9),
@@ -32,7 +36,9 @@ def test_machines_are_sizes_or_names(word: str, nbytes: int) -> None:
     assert machine(word, here=7).nbytes == nbytes
 
 
-@pytest.mark.parametrize("word", ["", "0GB", "-1GB", "H1000", "24", "GB", "1e9GB"])
+@pytest.mark.parametrize(
+    "word", ["", "0GB", "-1GB", "H1000", "24", "GB", "1e9GB", ".GB", "8GBB", "8k", "8kB", "1234567G"]
+)
 def test_other_words_are_refused_with_the_names_that_are_known(word: str) -> None:
     with pytest.raises(AiakqError, match="H100") as caught:
         machine(word, here=7)

@@ -186,3 +186,49 @@ def test_a_damaged_folder_is_one_line(aiakq, tmp_path, damage, id):
 def _configure(folder, **changes) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("vptq", "VPTQ's weights are vectors"), ("hqq-3bit-axis0", "run across outputs"), ("quanto-int4", "of 16 bits")],
+)
+def test_layers_that_are_decoded_at_load_name_no_kernel_of_codes(name, said):
+    """The start-up table says the same."""
+    found = inspect_checkpoint(str(FIXTURES / name), device="cpu", dtype="float32")
+    layer = next(layer for layer in found.layers if "up_proj" in layer.name)
+    assert layer.passed_over[0][0] == "codes" and said in layer.passed_over[0][1]
+    assert layer.implementation == next(each.implementation for each in found.layers if each.name == "lm_head")
+    kept = inspect_checkpoint(str(FIXTURES / "hqq-4bit"), device="cpu", dtype="float32").layers
+    assert not any(name == "codes" for layer in kept for name, _ in layer.passed_over)
+
+
+def test_blocks_that_end_within_rows_are_decoded(tmp_path):
+    """As reading the file finds: 96 inputs hold one and a half blocks of 64."""
+    from aiakq.formats import bitsandbytes
+    from aiakq.formats.safetensors_file import TensorInfo
+
+    headers = {"weight.absmax": TensorInfo("F32", (9,), "f")}
+    assert bitsandbytes.decoded(headers, QuantSpec("bitsandbytes", "bitsandbytes", 4, 64), 6, 96) is None
+    headers = {"weight.absmax": TensorInfo("F32", (3,), "f")}
+    reason = bitsandbytes.decoded(headers, QuantSpec("bitsandbytes", "bitsandbytes", 4, 64), 4, 36)
+    assert reason == "blocks of 64 weights end within rows of 36"
+
+
+def test_what_transformers_cannot_serve_is_said(tmp_path):
+    """With the decision that loading takes: BioGPT's attention cannot be replaced, GPT-NeoX's can."""
+    from transformers import BioGptConfig, BioGptForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
+
+    from aiakq.errors import AiakqError
+    from aiakq.runtime.build.model_loader import load_model
+    from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.hf.transformers_fallback import refusal
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 64, "max_position_embeddings": 64}
+    BioGptForCausalLM(BioGptConfig(**sizes)).save_pretrained(tmp_path / "refused")
+    GPTNeoXForCausalLM(GPTNeoXConfig(**sizes)).save_pretrained(tmp_path / "served")
+    found = inspect_checkpoint(str(tmp_path / "refused"), device="cpu", refusal=refusal)
+    with pytest.raises(AiakqError) as caught:
+        load_model(EngineConfig.from_args({"model": str(tmp_path / "refused"), "device": "cpu"}))
+    assert found.support == f"not served: {caught.value.fields['reason']}"
+    assert inspect_checkpoint(str(tmp_path / "served"), device="cpu", refusal=refusal).support.startswith("through")
