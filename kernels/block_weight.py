@@ -46,10 +46,12 @@ class StoredRows(Protocol):
     """
 
     @property
-    def starts(self) -> Tensor: ...
+    def starts(self) -> Tensor:
+        """[N] int64."""
 
     @property
-    def width(self) -> int: ...
+    def width(self) -> int:
+        """Bytes of a row."""
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of all files, -1 for those without rows; raise if one has changed since it was opened.
@@ -96,16 +98,19 @@ class BlockWeight(QWeight):
         return replace(self._unpack(self.rows), bias=self.bias)
 
     # mypy takes these for properties that cannot be set, unlike the fields.
-    @cached_property  # type: ignore[override]
-    def codes(self) -> Tensor:
+    @cached_property
+    def codes(self) -> Tensor:  # type: ignore[override]
+        """[N, K]; see QWeight."""
         return self.unpacked.codes
 
-    @cached_property  # type: ignore[override]
-    def scales(self) -> Tensor:
+    @cached_property
+    def scales(self) -> Tensor:  # type: ignore[override]
+        """[N, K / G]; see QWeight."""
         return self.unpacked.scales
 
-    @cached_property  # type: ignore[override]
-    def offsets(self) -> Tensor | None:
+    @cached_property
+    def offsets(self) -> Tensor | None:  # type: ignore[override]
+        """[N, K / G], or None; see QWeight."""
         return self.unpacked.offsets
 
     @property

@@ -31,7 +31,7 @@ from aiakq.arguments.quantize import DryRunArguments, QuantizeArguments
 from aiakq.arguments.server import ARGUMENTS, RENAMED, Renamed
 from aiakq.arguments.spelling import Options
 from aiakq.arguments.translate import TranslateArguments
-from aiakq.arguments.unsupported import UNSUPPORTED
+from aiakq.arguments.unsupported import UNSUPPORTED, refuse
 from aiakq.arguments.unsupported_row import Unsupported
 from aiakq.errors import error
 
@@ -152,11 +152,14 @@ def given_values(
     config: Mapping[str, object],
     file: str | None = None,
 ) -> dict[str, object]:
-    """Return the validated values of all rows that were given, by ``name``. Raises ``bad_option``."""
+    """Return the validated values of all rows that were given, by ``name``. Raises ``bad_option``, and
+    ``option_refused`` for values of vLLM that something else replaces.
+    """
     values = {}
     for row in rows:
         word = words.get(row.name)
         variable = next((name for name in row.variables if environment.get(name)), None)
+        refuse({row.name: environment[variable] if word is None and variable else word or config.get(row.key)}, {})
         if isinstance(word, list):
             values[row.name] = checked_value(row, [part for text in word for part in split_list(row, text)])
         elif isinstance(word, str):

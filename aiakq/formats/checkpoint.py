@@ -402,9 +402,9 @@ class Checkpoint:
 
         Raises ``tensor_mismatch`` and ``not_finite``, which name the tensor.
         """
-        if packed and self.foreign is not None and (weight := self.foreign.blocks(f"{prefix}.weight")) is not None:
+        if packed and self.foreign is not None and (blocks := self.foreign.blocks(f"{prefix}.weight")) is not None:
             bias = f"{prefix}.bias"
-            return weight.with_bias(self.checked_tensor(bias)) if bias in self.inventory else weight
+            return blocks.with_bias(self.checked_tensor(bias)) if bias in self.inventory else blocks
         tensors = {suffix: self.tensor(name) for suffix, name in self.linear_tensors(prefix).items()}
         spec = self.linear_spec(prefix)
         try:

@@ -24,9 +24,10 @@ class BlockTiles:
 
 
 def pack_blocks(weight: BlockWeight, math: int, tiles: Tensor, factor: float) -> BlockTiles:
-    """Write the codes of a weight to ``tiles`` (src/layout.h), and return the rest.
+    """Write the codes of a weight [N, K] to ``tiles`` (src/layout.h), and return the rest.
 
     math    the LinearMath.
+    tiles   [ceil(N / 32) * K / 32 * bits * 128] uint8, is overwritten.
     factor  a power of two by which the scales are multiplied.
 
     Raises what reading and unpacking the rows raises.

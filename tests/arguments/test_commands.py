@@ -269,3 +269,20 @@ def test_the_tables_load_nothing_heavy():
 def test_choices_are_taken_in_any_case():
     row = next(row for name, row in ROWS if name == "quantize" and row.name == "dtype")
     assert given_values((row,), {"dtype": "BF16"}, {}, {}) == {"dtype": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("load_format", "tensorizer"), ("load_format", "sharded_state"), ("tokenizer_mode", "custom")],
+)
+@pytest.mark.parametrize("place", ["words", "environment", "file"])
+def test_values_of_vllm_that_are_replaced_say_by_what(name, value, place):
+    row = next(row for command, row in ROWS if command == "serve" and row.name == name)
+    given = {row.name: value}, {}, {}
+    if place == "environment":
+        given = {}, {row.variables[0]: value}, {}
+    elif place == "file":
+        given = {}, {}, {row.key: value}
+    with pytest.raises(AiakqError, match=f"--{name.replace('_', '-')} {value} is not available: ") as caught:
+        given_values((row,), *given)
+    assert caught.value.id == "option_refused"
