@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -44,17 +45,75 @@ class NativePendingSamples:
         return self._results
 
 
+class RowTable:
+    """R rows as the native library reads them. It is kept, because most steps have the rows of the step before.
+
+    columns    name of a field of the library's structure -> [R], which the table holds.
+    address    of the table.
+    ranked     rows whose tokens get a rank.
+    first_top  [R] where the most likely tokens of each row begin among those of all rows.
+    """
+
+    def __init__(self, rows: list[SampleRow]) -> None:
+        table = np.zeros(len(rows), np.dtype(library.load_library().structs["SampleRow"]))
+        assert table.dtype.names is not None
+        self.rows, self.address = rows, table.ctypes.data
+        columns = self.columns = {name: table[name] for name in table.dtype.names}
+        temperature, top_k, top_p, min_p, token, counts, _ = zip(*rows, strict=True)
+        columns["temperature"][:], columns["top_p"][:], columns["min_p"][:] = temperature, top_p, min_p
+        columns["top_k"][:], columns["given"][:] = np.clip(top_k, 0, 2**31 - 1), token
+        self.ranked = [row for row, count in enumerate(counts) if count is not None]
+        columns["ranked"][self.ranked] = 1
+        columns["count"][:] = [count or 0 for count in counts]
+        self.first_top = columns["count"].cumsum() - columns["count"]
+        total = int(columns["count"].sum())
+        self._top_ids, self._top_values = np.zeros(total, np.int32), np.zeros(total, np.float32)
+        columns["top_ids"][:] = self._top_ids.ctypes.data + 4 * self.first_top
+        columns["top_values"][:] = self._top_values.ctypes.data + 4 * self.first_top
+        self._numbers = np.arange(len(rows))
+
+    def set_logits(self, raw: Tensor, modified: ModifiedLogits | None, masks: TokenMasks | None) -> None:
+        """Set the addresses of ``raw`` [R, V], whose rows are contiguous, of ``modified`` and of ``masks``."""
+        columns = self.columns
+        columns["raw"][:] = raw.data_ptr() + 4 * raw.stride(0) * self._numbers
+        columns["logits"][:] = columns["raw"]
+        columns["mask"].fill(0)
+        if modified is not None:
+            columns["logits"][modified.rows] = _addresses(modified.logits)
+        if masks is not None:
+            columns["mask"][masks.rows] = _addresses(masks.bits)
+
+    def results(self) -> SampleResults:
+        """Return what the library wrote."""
+        columns = self.columns
+        results = SampleResults(columns["token"].tolist(), columns["log_probability"].tolist(), {}, {}, {})
+        normalizers, nothing_left = columns["normalizer"].tolist(), columns["nothing_left"].tolist()
+        if any(nothing_left) or not math.isfinite(sum(normalizers)):
+            for row, (normalizer, is_empty) in enumerate(zip(normalizers, nothing_left, strict=True)):
+                if not math.isfinite(normalizer):
+                    results.failed[row] = SampleOutcome.NOT_FINITE
+                elif is_empty:
+                    results.failed[row] = SampleOutcome.NOTHING_LEFT
+        if self.ranked:
+            results.ranks.update(zip(self.ranked, columns["rank"][self.ranked].tolist(), strict=True))
+        if len(self._top_ids):
+            ids, values, first = self._top_ids.tolist(), self._top_values.tolist(), self.first_top.tolist()
+            for row in self.ranked:
+                top = slice(first[row], first[row] + (self.rows[row].num_logprobs or 0))
+                if ids[top]:
+                    results.top[row] = TopTokens(ids[top], values[top])
+        return results
+
+
 class NativeSampler:
     """Native sampler; see Sampler. Every row considers all candidates."""
 
     def __init__(self) -> None:
         # Reused between steps: megabytes for a large vocabulary.
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._dtype = np.dtype(library.load_library().structs["SampleRow"])
         self._op = library.new_op("sample")
         self._ops = library.OpList(self._op)
-        #: The rows of the last call and their parameters in a table: most steps have the rows of the step before.
-        self._last: tuple[list[SampleRow], NDArray[np.void]] = [], np.zeros(0, self._dtype)
+        self._table: RowTable | None = None
 
     def __call__(
         self,
@@ -67,69 +126,33 @@ class NativeSampler:
         """See Sampler."""
         if raw.stride(1) != 1:
             raw = raw.contiguous()
-        table = self._table(rows)
-        table["raw"] = table["logits"] = raw.data_ptr() + raw.stride(0) * 4 * np.arange(len(rows))
-        if len(uniforms):
-            table["uniform"] = uniforms
         if modified is not None:
             modified = modified._replace(logits=modified.logits.contiguous())
-            table["logits"][modified.rows] = _addresses(modified.logits)
         if masks is not None:
             masks = masks._replace(bits=masks.bits.contiguous())
-            table["mask"][masks.rows] = _addresses(masks.bits)
-        counts = table["count"]
-        total = int(counts.sum())
-        top_ids, top_values = np.empty(total, np.int32), np.empty(total, np.float32)
-        if total:
-            before = counts.cumsum() - counts
-            table["top_ids"] = top_ids.ctypes.data + 4 * before
-            table["top_values"] = top_values.ctypes.data + 4 * before
-        self._run(table, raw.shape[1])
-        return NativePendingSamples(_results(table, top_ids, top_values))
-
-    def _table(self, rows: Sequence[SampleRow]) -> NDArray[np.void]:
-        """Return a table [R] of the native library's structure, with the parameters of ``rows``."""
-        last, table = self._last
-        if last != rows:
-            table = np.zeros(len(rows), self._dtype)
-            temperature, top_k, top_p, min_p, token, num_logprobs, _ = zip(*rows, strict=True)
-            table["temperature"], table["top_p"], table["min_p"], table["given"] = temperature, top_p, min_p, token
-            table["top_k"] = np.clip(top_k, 0, 2**31 - 1)
-            table["ranked"] = [count is not None for count in num_logprobs]
-            table["count"] = [count or 0 for count in num_logprobs]
-            self._last = list(rows), table
-        return table.copy()
-
-    def _run(self, table: NDArray[np.void], vocab: int) -> None:
-        threads = torch.get_num_threads() if len(table) * vocab * 4 >= SHARED_FROM else 1
-        threads = min(threads, len(table))
-        needed = threads * (-(-vocab // 8) * 8 * 16 + 1024)
         with self._ops.lock:
-            if self._scratch.numel() < needed:
-                self._scratch = library.allocate_scratch(needed)
-            op = self._op
-            op.m, op.vocabulary, op.rows = len(table), vocab, table.ctypes.data
-            op.scratch = self._scratch.data_ptr()
-            self._ops(threads)
+            table = self._table
+            if table is None or table.rows != rows:
+                table = self._table = RowTable(list(rows))
+            table.set_logits(raw, modified, masks)
+            if len(uniforms):
+                table.columns["uniform"][:] = uniforms
+            self._run(table, raw.shape[1])
+            return NativePendingSamples(table.results())
+
+    def _run(self, table: RowTable, vocab: int) -> None:
+        count = len(table.rows)
+        threads = torch.get_num_threads() if count * vocab * 4 >= SHARED_FROM else 1
+        threads = min(threads, count)
+        needed = threads * (-(-vocab // 8) * 8 * 16 + 1024)
+        if self._scratch.numel() < needed:
+            self._scratch = library.allocate_scratch(needed)
+        op = self._op
+        op.m, op.vocabulary, op.rows = count, vocab, table.address
+        op.scratch = self._scratch.data_ptr()
+        self._ops(threads)
 
 
 def _addresses(tensor: Tensor) -> NDArray[np.int64]:
     """Return the address of each row of a contiguous tensor [N, W] of 4-byte elements."""
     return tensor.data_ptr() + 4 * tensor.shape[1] * np.arange(len(tensor))
-
-
-def _results(table: NDArray[np.void], top_ids: NDArray[np.int32], top_values: NDArray[np.float32]) -> SampleResults:
-    results = SampleResults(table["token"].tolist(), table["log_probability"].tolist(), {}, {}, {})
-    finite, nothing_left = np.isfinite(table["normalizer"]), table["nothing_left"]
-    if not finite.all() or nothing_left.any():
-        results.failed.update(dict.fromkeys(np.flatnonzero(nothing_left).tolist(), SampleOutcome.NOTHING_LEFT))
-        results.failed.update(dict.fromkeys(np.flatnonzero(~finite).tolist(), SampleOutcome.NOT_FINITE))
-    ranked = np.flatnonzero(table["ranked"]).tolist()
-    if ranked:
-        results.ranks.update(zip(ranked, table["rank"][ranked].tolist(), strict=True))
-        ids, values, at = top_ids.tolist(), top_values.tolist(), 0
-        for row, count in zip(ranked, table["count"][ranked].tolist(), strict=True):
-            if count:
-                results.top[row] = TopTokens(ids[at : at + count], values[at : at + count])
-                at += count
-    return results

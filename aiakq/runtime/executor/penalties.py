@@ -105,15 +105,21 @@ def penalize(logits: Tensor, rows: dict[int, OccurredTokens]) -> None:
     """Apply penalties to ``rows`` of ``logits`` [R, V] float32, contiguous, in place."""
     device, vocab = logits.device, logits.shape[1]
     occurred = list(rows.values())
-    sizes = [len(each.token_ids) for each in occurred]
-    places = np.concatenate([each.token_ids for each in occurred]) + np.repeat(np.array(list(rows)) * vocab, sizes)
-    counts = np.concatenate([each.counts for each in occurred])
-    repetition, frequency, presence = (
-        np.repeat(np.array(column, np.float32), sizes) for column in zip(*(each[2:] for each in occurred), strict=True)
-    )
-    subtracted = np.where(counts > 0, frequency * counts + presence, np.float32(0))
-    factors = on_device(torch.from_numpy(np.stack([repetition, subtracted])), device)
-    index, flat = on_device(torch.from_numpy(places), device), logits.view(-1)
+    of_rows = np.array([each[2:] for each in occurred], np.float32)  # [rows, 3]
+    first = np.array(list(rows)) * vocab
+    if len(occurred) > 1:
+        sizes = [len(each.token_ids) for each in occurred]
+        of_rows, first = of_rows.repeat(sizes, axis=0), first.repeat(sizes)
+        places = np.concatenate([each.token_ids for each in occurred])
+        counts = np.concatenate([each.counts for each in occurred])
+    else:
+        places, counts = occurred[0].token_ids, occurred[0].counts
+    repetition, frequency, presence = of_rows.T
+    factors = np.empty((2, len(counts)), np.float32)
+    factors[0] = repetition
+    factors[1] = (frequency * counts + presence) * (counts > 0)
+    index, flat = on_device(torch.from_numpy(places + first), device), logits.view(-1)
+    repetitions, subtracted = on_device(torch.from_numpy(factors), device)
     values = flat.index_select(0, index)
-    values = torch.where(values > 0, values / factors[0], values * factors[0]) - factors[1]
+    values = torch.where(values > 0, values / repetitions, values * repetitions) - subtracted
     flat.index_copy_(0, index, values)

@@ -130,8 +130,12 @@ class Runner:
             part.assign(sequences, starts, rows_of)
         slots = [chunk.slot for chunk in chunks]
         # Of each token: the position, and the slot of the KV cache.
-        positions = np.repeat(np.array(lengths) - starts[1:], counts) + np.arange(starts[-1])
-        pages = running.page_table[np.repeat(slots, counts), positions // self.page_size]
+        if starts[-1] == len(chunks):
+            positions, slot_of = np.array(lengths) - 1, np.array(slots)
+        else:
+            positions = np.repeat(np.array(lengths) - starts[1:], counts) + np.arange(starts[-1])
+            slot_of = np.repeat(slots, counts)
+        pages = running.page_table[slot_of, positions // self.page_size]
         kv_slots = pages.astype(np.int64) * self.page_size + positions % self.page_size
         multiple = self.model.row_multiple
         columns = [
@@ -177,13 +181,12 @@ class Runner:
         """Convert each array [N] to a tensor of ``dtype``, with one copy to the device for all of them."""
         # Aligned to 16 bytes: Triton recompiles kernels for pointers with a different alignment.
         multiple = 16 // np.dtype(dtype).itemsize
-        packed = np.concatenate([_padded(column, multiple) for column in columns], dtype=dtype)
+        starts = [0, *itertools.accumulate(len(column) + -len(column) % multiple for column in columns)]
+        packed = np.zeros(starts[-1], dtype)
+        for start, column in zip(starts[:-1], columns, strict=True):
+            packed[start : start + len(column)] = column
         on_target = on_device(torch.from_numpy(packed), self.device)
-        result, start = [], 0
-        for column in columns:
-            result.append(on_target[start : start + len(column)])
-            start += len(column) + -len(column) % multiple
-        return result
+        return [on_target[start : start + len(column)] for start, column in zip(starts[:-1], columns, strict=True)]
 
 
 def _logit_rows(

@@ -169,13 +169,33 @@ def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
     return TokenMasks([index for index, _ in masked], bits[:-1])
 
 
+_MASK = (1 << 64) - 1
+_ADDED, _OF_SEED, _OF_POSITION, *_FACTORS = (
+    *(0x632BE59BD9B4E019, 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03),
+    *(0xBF58476D1CE4E5B9, 0x94D049BB133111EB),
+)
+#: Rows from which on arrays are faster than integers.
+_MANY = 16
+
+
 def uniforms_at(seeds: Sequence[int], positions: Sequence[int]) -> list[float]:
     """Return a number in [0, 1) for each seed and position: two rounds of SplitMix64 (Steele et al. 2014)."""
-    value = np.array(seeds).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    value += np.array(positions).astype(np.uint64) * np.uint64(0xD1B54A32D192ED03) + np.uint64(0x632BE59BD9B4E019)
+    if len(seeds) < _MANY:
+        return [_uniform_at(*pair) for pair in zip(seeds, positions, strict=True)]
+    value = np.array(seeds).astype(np.uint64) * np.uint64(_OF_SEED)
+    value += np.array(positions).astype(np.uint64) * np.uint64(_OF_POSITION) + np.uint64(_ADDED)
     for _ in range(2):
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(_FACTORS[0])
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(_FACTORS[1])
         value ^= value >> np.uint64(31)
     uniforms: list[float] = ((value >> np.uint64(11)) / 2.0**53).tolist()
     return uniforms
+
+
+def _uniform_at(seed: int, position: int) -> float:
+    value = (seed * _OF_SEED + position * _OF_POSITION + _ADDED) & _MASK
+    for _ in range(2):
+        value = (value ^ (value >> 30)) * _FACTORS[0] & _MASK
+        value = (value ^ (value >> 27)) * _FACTORS[1] & _MASK
+        value ^= value >> 31
+    return (value >> 11) / (1 << 53)
