@@ -71,13 +71,16 @@ class RowTable:
         columns["top_ids"][:] = self._top_ids.ctypes.data + 4 * self.first_top
         columns["top_values"][:] = self._top_values.ctypes.data + 4 * self.first_top
         self._numbers = np.arange(len(rows))
+        self._place: tuple[int, int] | None = None  # of the logits that all rows have
 
     def set_logits(self, raw: Tensor, modified: ModifiedLogits | None, masks: TokenMasks | None) -> None:
         """Set the addresses of ``raw`` [R, V], whose rows are contiguous, of ``modified`` and of ``masks``."""
-        columns = self.columns
-        columns["raw"][:] = raw.data_ptr() + 4 * raw.stride(0) * self._numbers
-        columns["logits"][:] = columns["raw"]
-        columns["mask"].fill(0)
+        columns, place = self.columns, (raw.data_ptr(), raw.stride(0))
+        if place != self._place:
+            columns["raw"][:] = place[0] + 4 * place[1] * self._numbers
+            columns["logits"][:] = columns["raw"]
+            columns["mask"].fill(0)
+        self._place = place if modified is None and masks is None else None
         if modified is not None:
             columns["logits"][modified.rows] = _addresses(modified.logits)
         if masks is not None:

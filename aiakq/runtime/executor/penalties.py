@@ -115,11 +115,11 @@ def penalize(logits: Tensor, rows: dict[int, OccurredTokens]) -> None:
     else:
         places, counts = occurred[0].token_ids, occurred[0].counts
     repetition, frequency, presence = of_rows.T
-    factors = np.empty((2, len(counts)), np.float32)
-    factors[0] = repetition
-    factors[1] = (frequency * counts + presence) * (counts > 0)
+    added = -(frequency * counts + presence) * (counts > 0)
     index, flat = on_device(torch.from_numpy(places + first), device), logits.view(-1)
-    repetitions, subtracted = on_device(torch.from_numpy(factors), device)
-    values = flat.index_select(0, index)
-    values = torch.where(values > 0, values / repetitions, values * repetitions) - subtracted
-    flat.index_copy_(0, index, values)
+    added_on_device = on_device(torch.from_numpy(added), device)
+    if any(each.repetition != 1 for each in occurred):
+        factors = on_device(torch.from_numpy(repetition + np.zeros_like(added)), device)
+        values = flat.index_select(0, index)
+        flat.index_copy_(0, index, torch.where(values > 0, values / factors, values * factors))
+    flat.index_add_(0, index, added_on_device)

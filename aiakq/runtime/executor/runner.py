@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import zlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.ops.attention import as_bytes
@@ -40,7 +38,7 @@ class StepInput:
     model_input: ModelInput
     logit_rows: list[range]
     unknown: list[tuple[int, SequenceState]]
-    columns: list[NDArray[np.int64]]
+    columns: list[list[int]]
     page_table: Tensor
 
     def digest(self) -> int:
@@ -50,7 +48,7 @@ class StepInput:
         """
         value = zlib.crc32(self.page_table.contiguous().numpy().tobytes())
         for column in self.columns:
-            value = zlib.crc32(column.tobytes(), value)
+            value = zlib.crc32(array("q", column).tobytes(), value)
         return value
 
 
@@ -121,93 +119,74 @@ class Runner:
 
     def prepare(self, chunks: list[Chunk], sequences: list[SequenceState], running: RunningSequences) -> StepInput:
         """Build the model input for ``chunks`` of ``sequences``, whose page tables are in ``running``."""
-        token_ids, unknown = self._token_ids(chunks, sequences)
-        counts = [chunk.count for chunk in chunks]
-        starts = [0, *itertools.accumulate(counts)]
-        lengths = [chunk.first + chunk.count for chunk in chunks]
-        rows_of, logit_rows = _logit_rows(chunks, sequences, starts)
+        token_ids: list[int] = []
+        unknown: list[tuple[int, SequenceState]] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logit_rows: list[int] = []
+        rows_of: list[range] = []
+        starts = [0]
+        lengths = []
+        P, shift = self.page_size, self.shift
+        for chunk, sequence in zip(chunks, sequences, strict=True):
+            first, count, start, row = chunk.first, chunk.count, len(token_ids), len(logit_rows)
+            known, pages, reader = sequence.token_ids, sequence.pages, sequence.reader
+            if count == 1 and chunk.samples and reader is None and not chunk.drafts:
+                # Most chunks, in fewer operations than those below.
+                if first + shift < len(known):
+                    token_ids.append(known[first + shift])
+                else:
+                    unknown.append((start, sequence))
+                    token_ids.append(0)
+                positions.append(first)
+                slots.append(pages[first // P] * P + first % P)
+                logit_rows.append(start)
+            else:
+                end = first + count
+                token_ids += known[first + shift : end + shift]
+                token_ids += chunk.drafts
+                if len(token_ids) < start + count:
+                    unknown.append((len(token_ids), sequence))
+                    token_ids.append(0)
+                positions += range(first, end)
+                slots += [pages[position // P] * P + position % P for position in range(first, end)]
+                needed = sampled_positions(chunk) if reader is None else reader.positions(chunk)
+                logit_rows += [start + position - first for position in needed]
+            rows_of.append(range(row, len(logit_rows)))
+            starts.append(start + count)
+            lengths.append(first + count)
         for part in self._row_parts:
             part.assign(sequences, starts, rows_of)
-        slots = [chunk.slot for chunk in chunks]
-        # Of each token: the position, and the slot of the KV cache.
-        if starts[-1] == len(chunks):
-            positions, slot_of = np.array(lengths) - 1, np.array(slots)
-        else:
-            positions = np.repeat(np.array(lengths) - starts[1:], counts) + np.arange(starts[-1])
-            slot_of = np.repeat(slots, counts)
-        pages = running.page_table[slot_of, positions // self.page_size]
-        kv_slots = pages.astype(np.int64) * self.page_size + positions % self.page_size
-        multiple = self.model.row_multiple
-        columns = [
-            _padded(np.array(column, np.int64), multiple) for column in (token_ids, positions, kv_slots, logit_rows)
-        ]
-        token_column, position_column, slot_column, row_column = self._columns(columns)
-        bounds = [np.array(starts), np.array(lengths)]
-        query_start, kv_len = self._columns(bounds, np.int32)
-        page_table = running.rows(slots, -(-max(lengths) // self.page_size))
+        padding = -len(token_ids) % self.model.row_multiple
+        for column in (token_ids, positions, slots):
+            column += [0] * padding
+        logit_rows += [0] * (-len(logit_rows) % self.model.row_multiple)
+        token_column, position_column, slot_column, row_column = self._columns(token_ids, positions, slots, logit_rows)
+        query_start, kv_len = self._columns(starts, lengths, dtype=torch.int32)
+        page_table = running.rows([chunk.slot for chunk in chunks], -(-max(lengths) // P))
         context = AttentionContext(
             query_start=query_start,
             kv_len=kv_len,
             slots=slot_column,
             page_table=on_device(page_table, self.device),
-            num_decodes=counts.count(1),
+            num_decodes=sum(chunk.count == 1 for chunk in chunks),
             query_start_list=starts,
             kv_len_list=lengths,
             states=None if self.states is None else self.states.context(chunks, sequences),
         )
         model_input = ModelInput(token_column, position_column, context, row_column)
-        return StepInput(model_input, rows_of, unknown, [*columns, *bounds], page_table)
+        columns = [token_ids, positions, slots, logit_rows, starts, lengths]
+        return StepInput(model_input, rows_of, unknown, columns, page_table)
 
-    def _token_ids(
-        self, chunks: list[Chunk], sequences: list[SequenceState]
-    ) -> tuple[list[int], list[tuple[int, SequenceState]]]:
-        """Return the tokens of the step, and what ``StepInput`` has as ``unknown``."""
-        token_ids: list[int] = []
-        unknown: list[tuple[int, SequenceState]] = []
-        shift = self.shift
-        for chunk, sequence in zip(chunks, sequences, strict=True):
-            first, end = chunk.first + shift, len(token_ids) + chunk.count
-            if chunk.count == 1 and first < len(sequence.token_ids):
-                token_ids.append(sequence.token_ids[first])
-                continue
-            token_ids += sequence.token_ids[first : first + chunk.count]
-            token_ids += chunk.drafts
-            if len(token_ids) < end:
-                unknown.append((len(token_ids), sequence))
-                token_ids.append(0)
-        return token_ids, unknown
-
-    def _columns(self, columns: Sequence[NDArray[np.int64]], dtype: type[np.signedinteger] = np.int64) -> list[Tensor]:
-        """Convert each array [N] to a tensor of ``dtype``, with one copy to the device for all of them."""
+    def _columns(self, *columns: list[int], dtype: torch.dtype = torch.int64) -> list[Tensor]:
+        """Convert each list to a tensor, with one copy to the device for all of them."""
         # Aligned to 16 bytes: Triton recompiles kernels for pointers with a different alignment.
-        multiple = 16 // np.dtype(dtype).itemsize
-        starts = [0, *itertools.accumulate(len(column) + -len(column) % multiple for column in columns)]
-        packed = np.zeros(starts[-1], dtype)
-        for start, column in zip(starts[:-1], columns, strict=True):
-            packed[start : start + len(column)] = column
-        on_target = on_device(torch.from_numpy(packed), self.device)
-        return [on_target[start : start + len(column)] for start, column in zip(starts[:-1], columns, strict=True)]
-
-
-def _logit_rows(
-    chunks: list[Chunk], sequences: list[SequenceState], starts: list[int]
-) -> tuple[list[range], list[int]]:
-    """Return the rows of the logits of each chunk, and which token of the step each row belongs to."""
-    rows_of: list[range] = []
-    logit_rows: list[int] = []
-    for chunk, sequence, start in zip(chunks, sequences, starts[:-1], strict=True):
-        before = len(logit_rows)
-        if chunk.count == 1 and chunk.samples and sequence.reader is None:
-            logit_rows.append(start)
-        else:
-            reader = sequence.reader
-            needed = sampled_positions(chunk) if reader is None else reader.positions(chunk)
-            logit_rows += [start + position - chunk.first for position in needed]
-        rows_of.append(range(before, len(logit_rows)))
-    return rows_of, logit_rows
-
-
-def _padded(column: NDArray[np.int64], multiple: int) -> NDArray[np.int64]:
-    """Append zeros to ``column`` [N] up to a multiple of ``multiple``."""
-    padding = -len(column) % multiple
-    return np.concatenate([column, np.zeros(padding, np.int64)]) if padding else column
+        multiple = 16 // dtype.itemsize
+        numbers: list[int] = []
+        starts = []
+        for column in columns:
+            starts.append(len(numbers))
+            numbers += column
+            numbers += [0] * (-len(column) % multiple)
+        packed = on_device(numbers, self.device, dtype)
+        return [packed[start : start + len(column)] for start, column in zip(starts, columns, strict=True)]
