@@ -204,9 +204,9 @@ def test_modelopt_may_have_a_config_of_its_own(tiny_model, tmp_path):
     (tmp_path / "model/config.json").write_text(json.dumps(config))
     (tmp_path / "model/hf_quant_config.json").write_text(json.dumps(own))
     assert torch.equal(served_logits(tmp_path / "model"), wanted)
-    own["quantization"]["quant_algo"] = "W4A8_AWQ"
+    own["quantization"]["quant_algo"] = "W4A4_AWQ"
     (tmp_path / "model/hf_quant_config.json").write_text(json.dumps(own))
-    with pytest.raises(AiakqError, match="quant_algo 'W4A8_AWQ'; read are FP8, "):
+    with pytest.raises(AiakqError, match="quant_algo 'W4A4_AWQ'; read are FP8, "):
         served_logits(tmp_path / "model")
 
 
@@ -222,10 +222,10 @@ def test_modelopt_may_have_a_config_of_its_own(tiny_model, tmp_path):
         ({"quant_method": "fp8", "expert_dtype": "fp4"}, "'fp4'"),
         ({"quant_method": "fp8", "rotation": "hadamard"}, "'rotation' ('hadamard')"),
         ({"quant_method": "fbgemm_fp8", "activation_scale_ub": -1}, "activation_scale_ub -1"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "quant_algo 'NVFP4_AWQ'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}, "quant_algo 'NVFP4_SVD'"),
         (
             {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8", "has_zero_point": True}},
-            "'has_zero_point'",
+            "FP8 and zero points",
         ),
         (compressed({"strategy": "attn_head"}, None), "strategy 'attn_head'"),
         (compressed({"strategy": "block"}, None), "block_structure None"),

@@ -322,6 +322,6 @@ def test_rows_are_split_into_tasks_for_workers_which_a_gpu_has_not(device: str, 
     matrix = MatrixOfLinears.__new__(MatrixOfLinears)
     matrix.names, matrix.moments = ("q_proj", "k_proj"), Moments(torch.empty(64, 64, device=device))
     linears = {name: SimpleNamespace(out_features=2048) for name in matrix.names}
-    matrix._block = SimpleNamespace(linears=linears)  # type: ignore[assignment]
+    matrix._block = SimpleNamespace(linears=linears, inputs=SimpleNamespace(rows=None))  # type: ignore[assignment]
     cuts = matrix.cuts()
     assert len(cuts) == tasks and [row for rows in cuts for row in rows] == list(range(4096))

@@ -43,7 +43,7 @@ def divergence(original: Path, other: Path, ids: Tensor) -> float:
         ("LlamaForCausalLM", "gptq", {}),
         ("LlamaForCausalLM", "gptq", {"symmetric": False, "tp": 2}),
         ("LlamaForCausalLM", "gptq", {"layer": ("*.down_proj=bits:4",), "lm_head": 8, **OWN}),
-        ("LlamaForCausalLM", "awq", {"bits": 4, "scale_search": "minmax"}),
+        ("LlamaForCausalLM", "awq", {"bits": 4, "scale_search": "minmax", **OWN}),
         ("OPTForCausalLM", "gptq", {}),
         ("Qwen3MoeForCausalLM", "gptq", OWN),
         ("LlamaForCausalLM", "gptq", {"rotate": "hadamard", "importance": "gradient", "dtype": "bf16"}),
