@@ -8,7 +8,7 @@ import random
 import pytest
 
 from aiakq.arguments.bench import WorkloadArguments
-from aiakq.bench import serve, workload
+from aiakq.bench import load, serve, workload
 from aiakq.bench.serve import ServeOptions
 from aiakq.bench.workload import WorkloadRequest
 from aiakq.errors import AiakqError
@@ -113,11 +113,11 @@ def run(url: str, **options) -> dict:
     return serve.run(ServeOptions(base_url=url, **settings), lambda *news: None).document()
 
 
-def test_shared_prefixes_hit_the_cache(bench_server):
+def test_shared_prefixes_hit_the_cache(bench_server, monkeypatch):
+    monkeypatch.setattr(load, "MAX_LAG", 60.0)  # a busy machine is another warning
     document = run(bench_server.url, workload="prefix", prefix_len=64, max_concurrency=1, num_warmups=0)
     assert document["completed"] == 6 and document["prefix_cache"]["hits"] == 5 * 64
-    # A machine with other work may hold up the client.
-    assert all("the bottleneck" in warning for warning in document["warnings"])
+    assert document["warnings"] == []
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])

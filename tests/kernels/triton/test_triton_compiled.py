@@ -26,7 +26,9 @@ TRITON = importlib.metadata.version("triton")
 RECORDED: dict[str, dict[str, float]] = json.loads((HERE / "instructions.json").read_text())
 #: Bytes of registers that a kernel may spill, by version of Triton: 3.9 spills in products of 8-bit activations before
 #: Hopper (it rearranges their operands in registers) and in latent attention on Hopper.
-SPILLED = {"3.6.0": 0, "3.7.1": 0, "3.9.0": 720}
+SPILLED = {"3.6.0": 0, "3.7.1": 0, "3.9.0": 640}
+#: The same of the products of experts, beside those.
+SPILLED_BY_EXPERTS = {"3.6.0": 0, "3.7.1": 0, "3.9.0": 80}
 
 
 def recorded(versions: Iterable[str]) -> str:
@@ -77,7 +79,10 @@ def test_no_bound_of_an_inner_loop_is_lost(made):
 def test_every_configuration_fits(made):
     for kernel in made:
         assert kernel["shared"] <= kernel["most_shared"], kernel
-        assert kernel["registers"] <= 255 and kernel["stack"] <= SPILLED[recorded(SPILLED)], kernel
+        spilled = SPILLED[recorded(SPILLED)]
+        if kernel["name"].startswith("experts"):
+            spilled += SPILLED_BY_EXPERTS[recorded(SPILLED_BY_EXPERTS)]
+        assert kernel["registers"] <= 255 and kernel["stack"] <= spilled, kernel
 
 
 def test_nothing_is_computed_in_64_bits(made):
