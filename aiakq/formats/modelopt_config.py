@@ -101,7 +101,7 @@ def _layer(values: Mapping[str, object]) -> LayerSpec:
         raise unsupported(f"NVIDIA ModelOpt with quant_algo {algorithm or 'missing'!r:.40}; read are {known}")
     size = read_integer(first_of(values, "group_size", default=0), "group_size")
     if read_flag(values.get("has_zero_point"), "has_zero_point"):
-        raise unsupported(f"NVIDIA ModelOpt with quant_algo {algorithm} and zero points")
+        raise unsupported(f"NVIDIA ModelOpt with quant_algo {algorithm} and zero points ('has_zero_point')")
     if algorithm in _ANY_GROUP:
         return layer if layer.float8 or size <= 0 else replace(layer, group_size=size)
     if size > 0 and size != layer.group_size:
