@@ -49,6 +49,19 @@ def finite(tensor: Tensor, suffix: str, name: str) -> Tensor:
     return tensor
 
 
+def positive_number(tensors: Mapping[str, Tensor], suffix: str, name: str) -> Tensor:
+    """Return a tensor of one number, a scale of all weights or inputs, as a scalar float32. Raises ``tensor_mismatch``
+    if it is missing, of another dtype or not positive, and ``not_finite``.
+    """
+    stored = tensors.get(suffix)
+    if stored is None or stored.numel() != 1 or stored.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise mismatch(name, f"{suffix} is missing or not one number")
+    number = finite(stored.reshape(()).to(torch.float32), suffix, name)
+    if float(number) <= 0:
+        raise mismatch(name, f"{suffix} is {float(number)}, which is no scale")
+    return number
+
+
 def check_scales(
     scales: Tensor, codes: Tensor, zeros: Tensor | None, group_size: int, bits: int, suffix: str, name: str
 ) -> None:

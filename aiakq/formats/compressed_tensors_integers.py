@@ -22,6 +22,7 @@ from aiakq.formats.checks import (
     mismatch,
     need,
     order_from_groups,
+    positive_number,
     read_bias,
     shaped,
 )
@@ -92,7 +93,7 @@ def _with_inputs(weight: QWeight, tensors: Mapping[str, Tensor], spec: QuantSpec
     plain = scheme == "w8a8" and weight.zeros is None and weight.scales.shape[1] == 1 and weight.perm is None
     if not rounding.is_separate and not plain and spec.activation_type is None:
         rounding = InputRounding(elements="int8")
-    scale = _input_scale(tensors, name) if spec.static_input else None
+    scale = positive_number(tensors, "input_scale", name) if spec.static_input else None
     zero = tensors.get("input_zero_point")
     if rounding.elements == "uint8" and spec.static_input:
         if zero is None or zero.numel() != 1 or zero.dtype not in (torch.int8, torch.int32, torch.int64):
@@ -103,17 +104,6 @@ def _with_inputs(weight: QWeight, tensors: Mapping[str, Tensor], spec: QuantSpec
     elif zero is not None and bool((zero.to(torch.float32) != 0).any()):
         raise error("format_unsupported", reason=f"{name} has activations with a zero point, and a config without")
     return replace(weight, scheme=scheme, input_scale=scale, rounding=rounding)
-
-
-def _input_scale(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """Return the scale of all activations, a scalar float32."""
-    stored = tensors.get("input_scale")
-    if stored is None or stored.numel() != 1 or stored.dtype not in _FLOATS:
-        raise mismatch(name, "input_scale is missing or not one number")
-    scale = finite(stored.reshape(()).to(torch.float32), "input_scale", name)
-    if float(scale) <= 0:
-        raise mismatch(name, f"input_scale is {float(scale)}, which is no scale")
-    return scale
 
 
 def width(words: int, k: int, likely: int) -> int | None:

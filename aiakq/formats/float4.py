@@ -25,7 +25,7 @@ from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.formats.block_scales import as_e4m3, exponents_of
-from aiakq.formats.checks import finite, mismatch, need, read_bias, shaped
+from aiakq.formats.checks import finite, mismatch, need, positive_number, read_bias, shaped
 from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix
 from aiakq.formats.input_rounding import rounding_of
 from aiakq.kernels.ops.block_floats import power_of_two
@@ -35,7 +35,6 @@ from aiakq.spec import QuantSpec
 
 #: Name of the values of codes (aiakq/kernels/tables.py).
 TABLE = "e2m1"
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _E8M0 = (torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8))
 
 
@@ -100,7 +99,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str, names: Float
     shaped(stored, (n, expected_groups(spec, k)), names.scales, name)
     divisor = None
     if spec.scale_type == "e4m3":
-        scales, unit = finite(stored.to(torch.float32), names.scales, name), _unit(tensors, names.unit, name)
+        scales, unit = finite(stored.to(torch.float32), names.scales, name), positive_number(tensors, names.unit, name)
         scales = finite(scales / unit if names.reciprocal else scales * unit, names.scales, name)
         divisor = None if unit.is_meta else float(unit) if names.reciprocal else 1 / float(unit)
     else:
@@ -111,7 +110,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str, names: Float
         scales=scales,
         bias=read_bias(tensors, n, name),
         group_size=k if spec.group_size == -1 else spec.group_size,
-        input_scale=_unit(tensors, names.input_unit, name) if spec.static_input else None,
+        input_scale=positive_number(tensors, names.input_unit, name) if spec.static_input else None,
         table=values(),
         rounding=rounding_of(spec, names.reciprocal),
         unit=divisor,
@@ -134,17 +133,6 @@ def powers(stored: Tensor, suffix: str, name: str) -> Tensor:
     if not stored.is_meta:
         finite(torch.where(exponents == 255, torch.nan, 0.0), suffix, name)
     return power_of_two(exponents).to(torch.bfloat16)
-
-
-def _unit(tensors: Mapping[str, Tensor], suffix: str, name: str) -> Tensor:
-    """Return the scalar float32 of which scales are multiples or fractions."""
-    stored = tensors.get(suffix)
-    if stored is None or stored.numel() != 1 or stored.dtype not in _FLOATS:
-        raise mismatch(name, f"{suffix} is missing or not one number")
-    unit = finite(stored.reshape(()).to(torch.float32), suffix, name)
-    if float(unit) <= 0:
-        raise mismatch(name, f"{suffix} is {float(unit)}, which is no scale")
-    return unit
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.block_scales import exponents_of
-from aiakq.formats.checks import finite, mismatch, need, read_bias
+from aiakq.formats.checks import finite, mismatch, need, positive_number, read_bias
 from aiakq.formats.headers import Dimensions, Headers, Shapes
 from aiakq.formats.input_rounding import rounding_of
 from aiakq.kernels.types import QWeight
@@ -165,13 +165,7 @@ def _only(tensors: Mapping[str, Tensor], names: tuple[str, ...], name: str) -> s
 
 
 def _input_scale(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    suffix = _only(tensors, INPUT_SCALES, name)
-    if suffix is None or tensors[suffix].numel() != 1 or tensors[suffix].dtype not in _FLOATS:
-        raise mismatch(name, f"{suffix or INPUT_SCALES[0]} is missing or not one number")
-    scale = finite(tensors[suffix].reshape(()).to(torch.float32), suffix, name)
-    if float(scale) <= 0:
-        raise mismatch(name, f"{suffix} is {float(scale)}, which is no scale")
-    return scale
+    return positive_number(tensors, _only(tensors, INPUT_SCALES, name) or INPUT_SCALES[0], name)
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype, scale_name: str) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from aiakq.formats.checks import check_scales, finite, mismatch, need, read_bias, shaped
+from aiakq.formats.checks import check_scales, finite, mismatch, need, positive_number, read_bias, shaped
 from aiakq.formats.headers import Dimensions, Headers, Shapes, matrix
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
@@ -67,7 +67,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
     check_scales(scales, codes, None, k // groups, 4, "weight_scale", name)
     if spec.float8 is None:
         return QWeight("w4a16", codes, scales.contiguous(), bias=bias, group_size=k // groups)
-    unit = _number(tensors, "weight_scale_2", name)
+    unit = positive_number(tensors, "weight_scale_2", name)
     values = (codes.to(torch.float32) - 8) * scales.to(torch.float32).repeat_interleave(k // groups, dim=1)
     rounded = (values / unit).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
     return QWeight(
@@ -75,7 +75,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
         codes=rounded.view(torch.uint8),
         scales=unit.expand(n, 1).contiguous(),
         bias=bias,
-        input_scale=_number(tensors, "input_scale", name),
+        input_scale=positive_number(tensors, "input_scale", name),
         code_type=torch.float8_e4m3fn,
     )
 
@@ -88,13 +88,3 @@ def read_factors(tensors: Mapping[str, Tensor], k: int, name: str) -> Tensor | N
     if bool((factors <= 0).any()):
         raise mismatch(name, f"{FACTORS} has factors that are not positive")
     return factors
-
-
-def _number(tensors: Mapping[str, Tensor], suffix: str, name: str) -> Tensor:
-    stored = tensors.get(suffix)
-    if stored is None or stored.numel() != 1 or stored.dtype not in _FLOATS:
-        raise mismatch(name, f"{suffix} is missing or not one number")
-    number = finite(stored.reshape(()).to(torch.float32), suffix, name)
-    if float(number) <= 0:
-        raise mismatch(name, f"{suffix} is {float(number)}, which is no scale")
-    return number
