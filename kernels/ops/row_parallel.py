@@ -26,6 +26,7 @@ from aiakq.kernels.ops.parallel import Column, ExpertRole, Replicated, Role, Row
 from aiakq.kernels.ops.sharded import (
     TILE,
     DenseWeight,
+    ShardedExperts,
     ShardedLinear,
     ShardedOps,
     shares,
@@ -40,25 +41,10 @@ STEP = 128
 SMALLEST_GROUP = 32
 
 
-class SummedExperts(GroupedExperts):
-    """Experts distributed over the ranks, each with all of its weights: rows of experts on other ranks are zero until
-    the all-reduce over each token's sum.
-    """
+class SummedExperts(ShardedExperts):
+    """ShardedExperts whose rows of experts on other ranks are zero until the all-reduce over each token's sum."""
 
-    def __init__(self, own: GroupedExperts | None, bounds: Sequence[int], collective: Collective, width: int) -> None:
-        """See ShardedExperts."""
-        self._own, self._bounds, self._collective, self._width = own, bounds, collective, width
-
-    @property
-    def host_reason(self) -> str | None:
-        """See GroupedExperts."""
-        return super().host_reason if self._own is None else self._own.host_reason
-
-    def mixture(self, x: Tensor, routed: Routed) -> Tensor:
-        """x [T, K] -> [T, N] float32; see GroupedExperts."""
-        own = self._own
-        if not isinstance(own, PairExperts):
-            return super().mixture(x, routed)
+    def _pairs(self, own: PairExperts, x: Tensor, routed: Routed) -> Tensor:
         return self.total(own.weighted_sums(own.outputs(x, routed, zeros=False), routed, own=True))
 
     def __call__(self, x: Tensor, counts: Sequence[int]) -> Tensor:

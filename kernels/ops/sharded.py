@@ -193,8 +193,10 @@ class ShardedExperts(GroupedExperts):
     def mixture(self, x: Tensor, routed: Routed) -> Tensor:
         """x [T, K] -> [T, N] float32; see GroupedExperts."""
         own = self._own
-        if not isinstance(own, PairExperts):
-            return super().mixture(x, routed)
+        return self._pairs(own, x, routed) if isinstance(own, PairExperts) else super().mixture(x, routed)
+
+    def _pairs(self, own: PairExperts, x: Tensor, routed: Routed) -> Tensor:
+        """The same with experts whose pairs are computed at once."""
         # Every row is that of one rank, and zero on the others: their sum is exact.
         outputs = self._collective.sum(own.outputs(x, routed, zeros=True))
         return own.weighted_sums(outputs, routed, own=False)
