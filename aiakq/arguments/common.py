@@ -60,6 +60,18 @@ def device_argument() -> Any:
     return argument("auto", "auto: cuda if available, else cpu.", metavar="auto|cpu|cuda")
 
 
+def shard_size_argument(group: str = "") -> Any:
+    """Declare the field of --max-shard-size."""
+    return argument(
+        None,
+        "Largest size of a file of weights, like 5GB; a larger tensor is alone in its file. A GGUF file becomes "
+        "several, as llama-gguf-split makes them, unless all fits into one. If not given, 5GB in a folder, and one "
+        "GGUF file.",
+        metavar="SIZE",
+        group=group,
+    )
+
+
 def revision_argument() -> Any:
     """Declare the field of --revision."""
     return argument(None, "Branch, tag or commit of a hub model.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aiakq.arguments.argument import argument
 from aiakq.arguments.byte_size import shard_bytes
-from aiakq.arguments.common import MODEL, revision_argument
+from aiakq.arguments.common import MODEL, revision_argument, shard_size_argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,7 @@ class ConvertArguments:
         "the source's, or a smaller one where the format has one size for all layers.",
         metavar="N",
     )
-    max_shard_size: str | None = argument(
-        None,
-        "Largest size of a file of weights, like 5GB; a larger tensor is alone in its file. A GGUF file becomes "
-        "several, as llama-gguf-split makes them, unless all fits into one. If not given, 5GB in a folder, and one "
-        "GGUF file.",
-        metavar="SIZE",
-    )
+    max_shard_size: str | None = shard_size_argument()
     overwrite: bool = argument(False, "Replace the output folder if it exists.")
     revision: str | None = revision_argument()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aiakq.arguments.argument import Argument, argument, rows_of
 from aiakq.arguments.byte_size import shard_bytes
-from aiakq.arguments.common import MODEL, revision_argument
+from aiakq.arguments.common import MODEL, revision_argument, shard_size_argument
 
 #: Values of -t -> the safetensors dtype.
 DTYPES = {
@@ -149,14 +149,7 @@ class QuantizeArguments:
         "calibration data is given, gguf unless --no-gptq says otherwise.",
         group="method",
     )
-    max_shard_size: str | None = argument(
-        None,
-        "Largest size of a file of weights, like 5GB; a larger tensor is alone in its file. A GGUF file becomes "
-        "several, as llama-gguf-split makes them, unless all fits into one. If not given, 5GB in a folder, and one "
-        "GGUF file.",
-        metavar="SIZE",
-        group="output",
-    )
+    max_shard_size: str | None = shard_size_argument(group="output")
     gguf_type: str | None = argument(
         None,
         "gguf: type of the file, as llama-quantize calls it: q4_k_m (the default), q4_k_s, q5_k_m, q5_k_s, q6_k, q8_0, "
