@@ -21,7 +21,6 @@ import torch
 from aiakq import LLM, SamplingParams
 from aiakq.bench.counting import Counting
 from aiakq.kernels.cpu.library import OpList
-from aiakq.system.memory import rare_collections
 
 EXAMPLE = Path(__file__).parent / "tinybooks"
 PAGE = 16
@@ -93,10 +92,7 @@ def measure(model: str, batch: int, context: int, params: dict[str, Any]) -> dic
     OpList.__call__ = timed_call
     vars(engine)["step"] = timed_step
     try:
-        with rare_collections():
-            llm.generate(
-                prompts, SamplingParams(max_tokens=2 * STEPS, ignore_eos=True, seed=1, **params), use_tqdm=False
-            )
+        llm.generate(prompts, SamplingParams(max_tokens=2 * STEPS, ignore_eos=True, seed=1, **params), use_tqdm=False)
     finally:
         OpList.__call__ = call
     found = sorted(each for each in times if each)
