@@ -108,9 +108,10 @@ def unwritable(spec: QuantSpec) -> str | None:
 
 
 def to_config(spec: QuantSpec) -> dict[str, object]:
-    """Return the ``quantization_config`` of a spec for which ``unwritable`` returns None."""
-    float8 = spec.float8
-    assert float8 is not None, "such files hold 8-bit floats"
+    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` if ``unwritable`` returns a reason."""
+    float8, reason = spec.float8, unwritable(spec)
+    if float8 is None or reason is not None:
+        raise unsupported(f"fp8 for this model: {reason}")
     skipped = [pattern for pattern, layer in spec.layers if layer is None]
     modules = [pattern.strip("*") for pattern in (*spec.ignore, *skipped) if not pattern.startswith("re:")]
     if float8.bound is not None:

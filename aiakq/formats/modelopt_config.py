@@ -158,7 +158,10 @@ def _check_group(group: Mapping[str, object], layer: LayerSpec | None) -> None:
 
 
 def to_config(spec: QuantSpec) -> dict[str, object]:
-    """Return the ``quantization_config`` of a spec for which ``unwritable`` returns None."""
+    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` if ``unwritable`` returns a reason."""
+    reason = unwritable(spec)
+    if reason is not None:
+        raise unsupported(f"modelopt for this model: {reason}")
     algorithm = next(name for name, layer in _ALGORITHMS.items() if layer == spec.layer)
     config: dict[str, object] = {"quant_method": "modelopt", "quant_algo": algorithm}
     skipped = [pattern for pattern, layer in spec.layers if layer is None]

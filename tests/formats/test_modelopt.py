@@ -121,3 +121,10 @@ def test_factors_that_no_reader_applies_are_refused(name, dtype):
     inventory = {"up.weight": TensorInfo(dtype, (4, 4), "f"), name: TensorInfo("F32", (4,), "f")}
     said = unread_formats.of_tensors(inventory)
     assert said is not None and said.startswith("NVIDIA ModelOpt with") and name in said
+
+
+@pytest.mark.parametrize("group", [64, 128])
+def test_a_config_of_an_algorithm_that_is_only_read_is_not_written(group):
+    spec = quantization_config.read(of_modelopt("W4A16_AWQ", group))
+    with pytest.raises(AiakqError, match="such files have one of FP8, "):
+        quantization_config.write(spec)
