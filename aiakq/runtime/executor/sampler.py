@@ -182,8 +182,9 @@ def uniforms_at(seeds: Sequence[int], positions: Sequence[int]) -> list[float]:
     """Return a number in [0, 1) for each seed and position: two rounds of SplitMix64 (Steele et al. 2014)."""
     if len(seeds) < _MANY:
         return [_uniform_at(*pair) for pair in zip(seeds, positions, strict=True)]
-    value = np.array(seeds).astype(np.uint64) * np.uint64(_OF_SEED)
-    value += np.array(positions).astype(np.uint64) * np.uint64(_OF_POSITION) + np.uint64(_ADDED)
+    # Seeds of several answers to a request count on from its own, beyond what an int64 holds.
+    value = np.array([seed & _MASK for seed in seeds], dtype=np.uint64) * np.uint64(_OF_SEED)
+    value += np.array(positions, dtype=np.uint64) * np.uint64(_OF_POSITION) + np.uint64(_ADDED)
     for _ in range(2):
         value = (value ^ (value >> np.uint64(30))) * np.uint64(_FACTORS[0])
         value = (value ^ (value >> np.uint64(27))) * np.uint64(_FACTORS[1])
