@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,11 @@ _last_collection = float("-inf")
 _SIZE = "/proc/self/statm"
 #: Whether freeze_objects was called.
 _are_frozen = False
+#: How many collect garbage rarely at the moment, and the thresholds before the first of them.
+_threshold_lock = threading.Lock()
+_num_rare = 0
+_thresholds = gc.get_threshold()
+_LARGEST_THRESHOLD = 2**31 - 1
 
 
 def free_host_memory() -> int:
@@ -141,13 +147,22 @@ def gc_frozen() -> Iterator[None]:
 def rare_collections() -> Iterator[None]:
     """Collect garbage a hundredth as often: a step of a large batch makes thousands of objects, none of them in cycles,
     and with torch and transformers imported a full collection takes as long as many steps.
+
+    The threshold is the process's: with several engines in threads the first one raises it, and the last restores it.
     """
-    threshold, *others = gc.get_threshold()
-    gc.set_threshold(100 * threshold, *others)
+    global _thresholds, _num_rare
+    with _threshold_lock:
+        if not _num_rare:
+            _thresholds = gc.get_threshold()
+            gc.set_threshold(min(100 * _thresholds[0], _LARGEST_THRESHOLD), *_thresholds[1:])
+        _num_rare += 1
     try:
         yield
     finally:
-        gc.set_threshold(threshold, *others)
+        with _threshold_lock:
+            _num_rare -= 1
+            if not _num_rare:
+                gc.set_threshold(*_thresholds)
 
 
 def _lines(path: str) -> list[str]:

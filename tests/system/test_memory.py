@@ -66,3 +66,16 @@ def test_rare_collections_end_with_the_work():
         assert gc.get_threshold() == (100 * before[0], *before[1:])
         raise KeyError
     assert gc.get_threshold() == before
+
+
+def test_engines_in_threads_raise_the_threshold_once():
+    """Entered and left in any order, as engines in threads do."""
+    before = gc.get_threshold()
+    first, second = memory.rare_collections(), memory.rare_collections()
+    for entered in (first, second):
+        entered.__enter__()
+        assert gc.get_threshold() == (100 * before[0], *before[1:])
+    first.__exit__(None, None, None)
+    assert gc.get_threshold()[0] == 100 * before[0], "the second one still works"
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
