@@ -108,7 +108,7 @@ def unwritable(spec: QuantSpec) -> str | None:
 
 
 def to_config(spec: QuantSpec) -> dict[str, object]:
-    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` if ``unwritable`` returns a reason."""
+    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` for one that is ``unwritable``."""
     float8, reason = spec.float8, unwritable(spec)
     if float8 is None or reason is not None:
         raise unsupported(f"fp8 for this model: {reason}")

@@ -158,7 +158,7 @@ def _check_group(group: Mapping[str, object], layer: LayerSpec | None) -> None:
 
 
 def to_config(spec: QuantSpec) -> dict[str, object]:
-    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` if ``unwritable`` returns a reason."""
+    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` for one that is ``unwritable``."""
     reason = unwritable(spec)
     if reason is not None:
         raise unsupported(f"modelopt for this model: {reason}")
