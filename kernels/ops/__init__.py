@@ -133,13 +133,25 @@ class Ops(RecurrentOps):
 
         Returns None if the device's implementation has no such lookup: then rows are to be decoded at load.
         """
+        if not self._looks_up_rows(weight):
+            return None
+        layer = self._lookup_layer(weight, tied, weight.n)
+        return layer.embedding(self.dtype), layer if tied else None
+
+    def _looks_up_rows(self, weight: QWeight) -> bool:
         problem = weight.problem(self.dtype, self.device_type, self.exact, 0)
         _, module = self._select(linear.IMPLEMENTATIONS, problem)
-        if not isinstance(module, linear.RowLookup) or not module.looks_up_rows(weight, problem):
-            return None
-        layer = self.linear(weight) if tied else module.prepare(weight, problem)
+        return isinstance(module, linear.RowLookup) and module.looks_up_rows(weight, problem)
+
+    def _lookup_layer(self, weight: QWeight, tied: bool, uncut_n: int) -> linear.LookupLayer:
+        """Bind a weight of which rows are looked up, as an output layer, too, if it is ``tied``; see ``_linear``."""
+        if tied:
+            layer = self._linear(weight, 1, uncut_n)
+        else:
+            problem = weight.problem(self.dtype, self.device_type, self.exact, 0)
+            layer = self._select(linear.IMPLEMENTATIONS, problem)[1].prepare(weight, problem)
         assert isinstance(layer, linear.LookupLayer)
-        return layer.embedding(self.dtype), layer if tied else None
+        return layer
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1, role: Role = GATHERED) -> DenseLayer:
         """Bind a linear layer with a float weight [N, K] and bias [N]; ``count`` and ``role`` as in ``linear``."""

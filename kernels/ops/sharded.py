@@ -178,6 +178,27 @@ class ShardedEmbedding:
         return self._collective.gather(out, self._bounds)
 
 
+class ShardedRows:
+    """Embedding whose rows are sharded over the ranks: each looks up its own, and zeros for those of others."""
+
+    def __init__(
+        self, layer: EmbeddingLayer | None, first: int, end: int, width: int, collective: Collective, ops: Ops
+    ) -> None:
+        """layer: rows first .. end - 1 of the table, or None if there are none. width: columns D of the table."""
+        self._layer, self._first, self._end, self._width = layer, first, end, width
+        self._collective, self._dtype = collective, ops.dtype
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """ids [T] int64 -> [T, D]."""
+        if self._layer is None:
+            out = torch.zeros(len(ids), self._width, dtype=self._dtype, device=ids.device)
+        else:
+            out = self._layer((ids - self._first).clamp(0, self._end - self._first - 1))
+            out.masked_fill_(((ids < self._first) | (ids >= self._end)).unsqueeze(1), 0)
+        # Every row is that of one rank: the sum is exact.
+        return self._collective.sum(out)
+
+
 class ShardedExperts(GroupedExperts):
     """Experts distributed over the ranks, each with all of its weights; the interface is GroupedExperts."""
 
@@ -298,8 +319,18 @@ class ShardedOps(Ops):
         """See Ops: this rank's shard of a weight [N, K]."""
         return self._shard(weight, count, role)
 
-    def quantized_embedding(self, weight: QWeight, tied: bool) -> None:
-        """See Ops: ranks split decoded tables."""
+    def quantized_embedding(self, weight: QWeight, tied: bool) -> tuple[EmbeddingLayer, LinearLayer | None] | None:
+        """See Ops: this rank's rows of a weight [V, D], from which it looks up tokens and computes outputs."""
+        if not self._looks_up_rows(weight):
+            return None
+        collective, bounds = self.collective, shares(weight.n, self.collective.size, TILE)
+        first, end = self._share(bounds)
+        own = None
+        if end > first:
+            own = self._lookup_layer(weight.with_rows(torch.arange(first, end)), tied, weight.n)
+        layer = None if own is None else own.embedding(self.dtype)
+        head = ShardedLinear(weight, own, lambda x: collective.gather(x, bounds)) if tied else None
+        return ShardedRows(layer, first, end, weight.k, collective, self), head
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1, role: Role = GATHERED) -> DenseLayer:
         """See Ops: this rank's shard of a weight [N, K]."""

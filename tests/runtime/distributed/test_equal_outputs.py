@@ -11,6 +11,8 @@ import pytest
 from checkpoint_copies import with_signed_scales
 
 from aiakq import LLM, SamplingParams
+from aiakq.arguments.convert import ConvertArguments
+from aiakq.convert.conversion import convert_checkpoint
 from aiakq.quantizers import METHODS as ALL_METHODS
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
@@ -32,7 +34,7 @@ if os.environ.get("AIAKQ_EVERY_ARCHITECTURE"):
     SHAPES = dict.fromkeys(SHAPES, tuple((size, stages) for size in (1, 2, 3, 4) for stages in (1, 2))[1:])
 
 
-def answers(folder: Path, **arguments: Any) -> list[tuple[list[int], Any]]:
+def answers(folder: Path | str, **arguments: Any) -> list[tuple[list[int], Any]]:
     """Results of prompts of several lengths with a common prefix, sampled and greedy, in a small KV cache."""
     llm = LLM(
         str(folder), max_model_len=128, max_num_seqs=6, num_gpu_blocks_override=60, block_size=4,
@@ -81,6 +83,14 @@ def test_scales_of_either_sign_give_the_same_on_two_ranks(spec, tiny_model, tmp_
     """Groups of 64 straddle the shards of a down projection."""
     folder = with_signed_scales(tiny_model("LlamaForCausalLM", intermediate_size=192), tmp_path / "signed", spec)
     assert answers(folder, dtype="float32", tensor_parallel_size=2) == answers(folder, dtype="float32")
+
+
+@pytest.mark.parametrize(("kind", "dtype", "size"), [("q4_0", "float32", 3), ("q4_k_m", "bfloat16", 2)])
+def test_a_quantized_embedding_that_is_the_output_layer_too_gives_the_same(kind, dtype, size, example_model, tmp_path):
+    """Every rank looks up and computes with its rows of the blocks; those of three are unequal."""
+    file = str(tmp_path / f"{kind}.gguf")
+    convert_checkpoint(ConvertArguments(input=str(example_model), output=file, to="gguf", gguf_type=kind, lossy=True))
+    assert answers(file, dtype=dtype, tensor_parallel_size=size) == answers(file, dtype=dtype)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
