@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiakq.formats.compatibility import Readers
+from aiakq.formats.headers import BIAS
 from aiakq.registry import Registry
 from aiakq.spec import QuantSpec
 
@@ -106,6 +107,13 @@ def described(headers: Headers, spec: QuantSpec, name: str) -> QuantSpec:
     """Return how the linear ``name`` is stored: as files say, or as ``spec`` does. Raises ``format_unsupported``."""
     found: QuantSpec = _optional(spec.format, "described", lambda headers, spec, _: spec)(headers, spec, name)
     return found
+
+
+def unplaced(headers: Headers, spec: QuantSpec, n: int, k: int) -> list[str]:
+    """Return the suffixes of tensors of a linear of N x K, described by ``spec``, that it should not have."""
+    module = load(spec.format)
+    placed = {BIAS, *module.packed_shapes(headers, spec, n, k), *getattr(module, "OPTIONAL", ())}
+    return [suffix for suffix in headers if suffix not in placed]
 
 
 def unreadable(format: str, config: Mapping[str, object], inventory: Mapping[str, TensorInfo]) -> str | None:

@@ -47,6 +47,7 @@ _STATES = tuple(f"weight.quant_state.bitsandbytes__{kind}" for kind in _KINDS)
 _ABSMAX, _MAP = "weight.absmax", "weight.quant_map"
 _NESTED, _NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 SUFFIXES = ("weight", _ABSMAX, _MAP, _NESTED, _NESTED_MAP, *_STATES, "SCB", "weight_format", "bias")
+OPTIONAL = ("weight_format",)
 QUANT_METHODS = ("bitsandbytes",)
 RECORDS_METHOD = False
 

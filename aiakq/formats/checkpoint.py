@@ -19,7 +19,7 @@ from torch import Tensor
 from aiakq import formats
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config, unread_formats
-from aiakq.formats.checks import check_activation_factors, derive_group_size, finite
+from aiakq.formats.checks import check_activation_factors, derive_group_size, finite, mismatch
 from aiakq.formats.foreign_folder import MISTRAL, ForeignTensors, foreign_tensors
 from aiakq.formats.headers import Dimensions
 from aiakq.formats.hub import resolve_model
@@ -409,6 +409,8 @@ class Checkpoint:
         spec = self.linear_spec(prefix)
         try:
             weight: QWeight | formats.DecodedWeight = formats.load(spec.format).read(tensors, spec, prefix)
+            for suffix in formats.unplaced(self.linear_headers(prefix), spec, weight.n, weight.k):
+                raise mismatch(prefix, f"{suffix} is there, and the config says that it is not")
         except AiakqError as problem:
             if problem.id == "tensor_mismatch":
                 raise error("tensor_mismatch", **{**problem.fields, "path": str(self.path)}) from None

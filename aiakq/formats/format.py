@@ -7,6 +7,8 @@ tensor ``bias`` [N] in every format, and not part of ``packed_shapes``. Besides 
     RECORDS_METHOD                                     False if the config does not record the quantization method
     WIDTH_MULTIPLE                                     multiple to which widths per GPU are padded (32)
     config_files(spec) -> {name: JSON}                 additional config files that readers look for
+    OPTIONAL                                           suffixes that a linear may have whatever the config says, not in
+                                                       ``packed_shapes``; ``read`` checks what matters of them
     SIGNED_SCALES                                      False if its readers cannot have negative scales
     INPUT_ORDER                                        True if its files can hold an order of the inputs (act-order)
     ZERO_POINTS                                        True if its readers expect zero points, of symmetric weights, too

@@ -36,6 +36,7 @@ _RECORDS = tuple(
     "encoded_state_dict stores_quant_config channel_wise optimize round_zero".split()
 )
 SUFFIXES = ("W_q", "scale", "zero", "shape", "nbits", "axis", "bias", *_RECORDS)
+OPTIONAL = _RECORDS
 QUANT_METHODS = ("hqq",)
 RECORDS_METHOD = False
 

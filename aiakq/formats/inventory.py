@@ -182,6 +182,8 @@ class _Comparison:
         expected = dict(formats.load(spec.format).packed_shapes(headers, spec, n, k))
         if bias or BIAS in headers:
             expected[BIAS] = (n,)
+        for suffix in formats.unplaced(headers, spec, n, k):
+            self.found.append(Difference(names[suffix], _shape(headers[suffix].shape), "-"))
         for suffix, shape in expected.items():
             info = headers.get(suffix)
             if info is None:

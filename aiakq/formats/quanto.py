@@ -38,7 +38,8 @@ from aiakq.spec import Float8, LayerSpec, QuantSpec
 
 _DATA, _SCALE = "weight._data", "weight._scale"
 _PACKED, _SHIFT = "weight._data._data", "weight._shift"
-SUFFIXES = (_DATA, _SCALE, _PACKED, _SHIFT, "input_scale", "output_scale", "bias")
+OPTIONAL = ("input_scale", "output_scale")
+SUFFIXES = (_DATA, _SCALE, _PACKED, _SHIFT, *OPTIONAL, "bias")
 QUANT_METHODS = ("quanto",)
 CONFIG_FILE = "quanto_qmap.json"
 RECORDS_METHOD = False

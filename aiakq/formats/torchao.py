@@ -77,8 +77,13 @@ def matches(headers: Headers) -> bool:
 
 
 def packed_shapes(headers: Headers, spec: QuantSpec, n: int, k: int) -> Shapes:
-    """Return suffix -> shape for a linear with N outputs and K inputs."""
-    stored: TorchaoTensor = spec.notes["stored"]
+    """Return suffix -> shape of a linear of N x K; ``read`` checks the shapes of what is for inputs."""
+    of_inputs = (FACTORS, INPUT_SCALE, INPUT_ZERO) if spec.activation_bits else (FACTORS,)
+    stored = {suffix: tuple(headers[suffix].shape) for suffix in of_inputs if suffix in headers}
+    return {**_weight_shapes(headers, spec.notes["stored"], n, k), **stored}
+
+
+def _weight_shapes(headers: Headers, stored: TorchaoTensor, n: int, k: int) -> Shapes:
     rows, group = stored.block
     if stored.kind == TILES:
         k = -(-k // 1024) * 1024

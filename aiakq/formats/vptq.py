@@ -222,9 +222,6 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     """
     layer: VptqLayer = spec.notes["stored"]
     shapes = _shapes(layer)
-    for suffix in SUFFIXES:
-        if suffix in tensors and suffix not in (*shapes, "bias"):
-            raise mismatch(name, f"{suffix} is there, and the config says that it is not")
     books = _vectors(tensors, _BOOKS, layer.width, shapes, name)
     words = shaped(need(tensors, _INDICES, name, 3, torch.int32), shapes[_INDICES], _INDICES, name)
     residuals = _vectors(tensors, _RESIDUALS, layer.width, shapes, name) if layer.residual_bits else None

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
+from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.contradictions import contradictions
 from aiakq.runtime.build.model_loader import load_model
@@ -62,3 +64,27 @@ def test_loading_and_inspecting_say_it(tmp_path: Path, caplog: pytest.LogCapture
     assert any("up_proj is not quantized" in remark for remark in inspect_checkpoint(str(folder)).remarks)
     load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
     assert "up_proj is not quantized, but the tensors are" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "suffix"),
+    [
+        ("mo-w4a8-awq", {"quant_algo": "W4A16_AWQ"}, "weight_scale_2"),
+        ("mo-w4a8-awq", {"quant_algo": "W4A16_AWQ"}, "input_scale"),
+        ("lc-mxfp4", {}, "weight_global_scale"),
+        ("lc-w8a16", {}, "input_scale"),
+        ("vptq", {}, "res_indices"),
+    ],
+)
+def test_a_tensor_that_the_config_has_no_place_for_is_refused(tmp_path, name, changes, suffix):
+    """A second scale that nobody multiplies by would change every output."""
+    folder, linear = changed(tmp_path, name, **changes), "model.layers.0.mlp.up_proj"
+    tensors = load_file(folder / "model.safetensors")
+    one = tensors.get(f"{linear}.{suffix}", torch.ones(1))
+    kept = {name: tensor for name, tensor in tensors.items() if f"{linear}." not in name or "_scale_2" not in name}
+    save_file({**kept, f"{linear}.{suffix}": one}, folder / "model.safetensors")
+    with pytest.raises(AiakqError, match="is there, and the config says that it is not"):
+        Checkpoint.open(folder).read_linear(linear)
+    config = EngineConfig.from_args({"model": str(folder), "dtype": "float32", "device": "cpu"})
+    with pytest.raises(AiakqError, match=f"{linear}.{suffix}"):
+        load_model(config)

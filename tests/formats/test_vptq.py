@@ -72,7 +72,6 @@ def test_the_shapes_of_the_config_are_those_of_the_files() -> None:
         {"centroids.weight": None},
         {"res_centroids.weight": None},
         {"res_centroids.weight": torch.zeros(1, 6 << 10)},
-        {"res_indices": torch.zeros(1, 11, 56, dtype=torch.int16)},
         {"outlier_indices": torch.full((1, 16, 8), 32, dtype=torch.int16)},
         {"outlier_indices": torch.full((1, 16, 8), -1, dtype=torch.int16)},
         {"outlier_centroids.weight": None},
