@@ -157,6 +157,14 @@ def test_a_file_in_parts_has_the_blocks_of_one(tiny_model, tmp_path: Path) -> No
     assert all(torch.equal(ours.read(name), whole.read(name)) for name in whole.tensors)
 
 
+def test_a_name_of_a_part_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    for quantize in (quantize_to_gguf, blocks_folder):
+        for name in ("m-00001-of-00002.gguf", "-00000-of-00000.GGUF"):
+            with pytest.raises(AiakqError, match=f"-o is '.*{name}'.* not that of one of several files") as caught:
+                quantize(options(tmp_path / "missing", tmp_path / name))
+            assert caught.value.id == "bad_option"
+
+
 def test_a_size_that_is_none_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(AiakqError, match="--max-shard-size"):
         options(tmp_path, tmp_path / "m.gguf", max_shard_size="some")
