@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiakq.formats.compatibility import Readers
@@ -106,6 +107,14 @@ def described(headers: Headers, spec: QuantSpec, name: str) -> QuantSpec:
     """Return how the linear ``name`` is stored: as files say, or as ``spec`` does. Raises ``format_unsupported``."""
     found: QuantSpec = _optional(spec.format, "described", lambda headers, spec, _: spec)(headers, spec, name)
     return found
+
+
+def needs_config(spec: QuantSpec) -> bool:
+    """Whether layers differ in more than widths, groups and zero points, and only the config tells which is which."""
+    if hasattr(load(spec.format), "described"):
+        return False
+    layers = (spec.layer, *(layer for _, layer in spec.layers if layer is not None))
+    return len({replace(layer, bits=0, group_size=0, symmetric=True) for layer in layers}) > 1
 
 
 def unreadable(format: str, config: Mapping[str, object], inventory: Mapping[str, TensorInfo]) -> str | None:
