@@ -21,6 +21,7 @@ from aiakq.formats.config_values import (
     says_nothing,
     unsupported,
 )
+from aiakq.formats.skipped_layers import skipped_patterns
 from aiakq.patterns import is_plain
 from aiakq.spec import Float8, LayerSpec, QuantSpec
 
@@ -172,14 +173,13 @@ def _check_group(group: Mapping[str, object], layer: LayerSpec | None) -> None:
 
 
 def to_config(spec: QuantSpec) -> dict[str, object]:
-    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` if ``unwritable`` returns a reason."""
+    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` where ``unwritable`` has a reason."""
     reason = unwritable(spec)
     if reason is not None:
         raise unsupported(f"modelopt for this model: {reason}")
     algorithm = next(name for name, layer in _ALGORITHMS.items() if layer == spec.layer)
     config: dict[str, object] = {"quant_method": "modelopt", "quant_algo": algorithm}
-    skipped = [pattern for pattern, layer in spec.layers if layer is None]
-    config["ignore"] = [*spec.ignore, *skipped]
+    config["ignore"] = skipped_patterns(spec)
     if spec.group_size != -1:
         config["group_size"] = spec.group_size
     return config
@@ -189,6 +189,8 @@ def unwritable(spec: QuantSpec) -> str | None:
     """Return why no config of this format describes ``spec``, or None."""
     if spec.mixed or spec.layer not in _ALGORITHMS.values():
         return f"such files have one of {', '.join(_ALGORITHMS)} for all layers"
+    if any(pattern.startswith("re:") for pattern in skipped_patterns(spec)):
+        return "such files have no regular expressions for layers that are not quantized"
     return None
 
 

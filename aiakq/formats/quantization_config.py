@@ -195,6 +195,8 @@ def _check_own_files(folder: Path, quantization: Mapping[str, object], spec: Qua
     for file, config in _own_files(folder):
         if file != _MODELOPT_FILE and method_of(config) not in (method, spec.format.removesuffix("_v2")):
             continue
+        if not config.keys() - {"quant_method"}:
+            continue
         if file == _MODELOPT_FILE and method.startswith("modelopt"):
             # Only config.json has groups, which say more about activations.
             config = {"config_groups": quantization.get("config_groups"), **config}
