@@ -143,7 +143,6 @@ class QuantizeOptions(QuantizeArguments):
             "--tune": (self.tune is not None, "scales of blocks are small integers"),
             "--awq-scaling": (self.awq_scaling, "its search rounds to groups of integers"),
             "--scale-search minmax": (self.scale_search == "minmax", "scales of blocks are searched"),
-            "--resume": (self.resume, "its steps are not kept"),
         }
         for option, (conflicts, reason) in others.items():
             if conflicts:
