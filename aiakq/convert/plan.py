@@ -109,11 +109,6 @@ def spec_of(format: str, layer: LayerSpec, source: QuantSpec) -> QuantSpec:
 
 def refusal(format: str, layer: LayerSpec, source: QuantSpec) -> str | None:
     """Return why the files of ``format`` cannot hold a linear stored as ``layer``, or None."""
-    module = formats.load(format)
-    if layer.table is not None and layer.table not in getattr(module, "TABLES", ()):
-        return "such files hold no indices of tables"
-    if layer.float8 is None and layer.table is None and layer.bits not in getattr(module, "BITS", SUPPORTED_BITS):
-        return f"such files hold no codes of {layer.bits} bits"
     return formats.supports(spec_of(format, layer, source))
 
 

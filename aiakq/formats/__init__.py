@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiakq.formats.compatibility import Readers
 from aiakq.formats.headers import BIAS
+from aiakq.formats.skipped_layers import hidden_layers
 from aiakq.registry import Registry
-from aiakq.spec import QuantSpec
+from aiakq.spec import LayerSpec, QuantSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +56,8 @@ FORMATS: Registry[Format] = Registry(
 WITH_ZERO_POINTS = {"gptq": "gptq_v2"}
 #: The format that can hold every QuantSpec.
 FALLBACK = "compressed-tensors"
+#: Widths of the codes of formats that name none.
+_BITS = (2, 3, 4, 8)
 
 
 def load(name: str) -> Format:
@@ -114,6 +118,13 @@ def unplaced(headers: Headers, spec: QuantSpec, n: int, k: int) -> list[str]:
     module = load(spec.format)
     placed = {BIAS, *module.packed_shapes(headers, spec, n, k), *getattr(module, "OPTIONAL", ())}
     return [suffix for suffix in headers if suffix not in placed]
+
+
+def needs_config(spec: QuantSpec) -> bool:
+    """Whether layers differ in more than widths, groups and zero points, and only the config tells which is which."""
+    if hasattr(load(spec.format), "described"):
+        return False
+    return len({replace(layer, bits=0, group_size=0, symmetric=True) for layer in stored_layers(spec)}) > 1
 
 
 def unreadable(format: str, config: Mapping[str, object], inventory: Mapping[str, TensorInfo]) -> str | None:
@@ -184,7 +195,28 @@ def supports(spec: QuantSpec) -> str | None:
     """Return why the files of its format cannot hold ``spec``, or None."""
     read_only = "aiakq reads such files, and does not write them"
     found: str | None = _optional(spec.format, "supports", lambda _: read_only)(spec)
-    return found
+    if found is None and spec.rotated:
+        found = "such files cannot say that inputs are rotated while a model runs"
+    if found is None and not _optional(spec.format, "ORDERED_LAYERS", False):
+        found = hidden_layers(spec)
+    reasons = (_not_held(spec.format, layer) for layer in stored_layers(spec))
+    return found or next((reason for reason in reasons if reason is not None), None)
+
+
+def stored_layers(spec: QuantSpec) -> list[LayerSpec]:
+    """Return how the layers of ``spec`` are stored: most of them, then those that differ."""
+    return [spec.layer, *(layer for _, layer in spec.layers if layer is not None)]
+
+
+def _not_held(format: str, layer: LayerSpec) -> str | None:
+    """Return why a format has no such codes, or None."""
+    if layer.blocks is not None:
+        return None if format == "gguf" else "such files hold no blocks of GGUF files"
+    if layer.table is not None:
+        return None if layer.table in _optional(format, "TABLES", ()) else "such files hold no indices of tables"
+    if layer.float8 is None and layer.bits not in _optional(format, "BITS", _BITS):
+        return f"such files hold no codes of {layer.bits} bits"
+    return None
 
 
 def config_files(spec: QuantSpec) -> dict[str, object]:

@@ -21,6 +21,7 @@ from aiakq.formats.config_values import (
     unsupported,
 )
 from aiakq.formats.headers import Headers
+from aiakq.formats.skipped_layers import skipped_names, unnamed_layers
 from aiakq.spec import LayerSpec, QuantSpec
 
 #: GPTQModel exports AWQ's layouts under its own method name.
@@ -54,7 +55,8 @@ def from_config(config: Mapping[str, object], format: str, versions: Sequence[st
         layer = None if key.startswith("-:") else layer_override(values, base)
         if layer is not None and layer.bits != 4:
             raise unsupported(f"AWQ version {version!r} with {layer.bits} bits for {key!r:.40}")
-    listed = read_names(config.get("modules_to_not_convert"), "modules_to_not_convert") or ("lm_head",)
+    stored = config.get("modules_to_not_convert")
+    listed = ("lm_head",) if stored is None else read_names(stored, "modules_to_not_convert")
     return QuantSpec(
         method="awq",
         format=format,
@@ -76,7 +78,6 @@ def to_config(spec: QuantSpec, version: str) -> dict[str, object]:
             reason="its files have one of each for all layers",
             hint="Write compressed-tensors.",
         )
-    skipped = [pattern for pattern, layer in spec.layers if layer is None]
     return {
         "quant_method": "awq",
         "bits": spec.bits,
@@ -84,7 +85,7 @@ def to_config(spec: QuantSpec, version: str) -> dict[str, object]:
         "zero_point": not spec.symmetric,
         "version": version,
         # Readers look for these strings in module names.
-        "modules_to_not_convert": [pattern.strip("*") for pattern in (*spec.ignore, *skipped)],
+        "modules_to_not_convert": skipped_names(spec),
     }
 
 
@@ -102,7 +103,7 @@ def supports(spec: QuantSpec) -> str | None:
     """Return why AWQ files cannot hold ``spec``, or None."""
     if spec.bits != 4 or spec.activation_bits or any(layer is not None for _, layer in spec.layers):
         return "such files hold 4 bits for every layer"
-    return "such files hold no 4-bit floats" if spec.table is not None else None
+    return "such files hold no 4-bit floats" if spec.table is not None else unnamed_layers(spec)
 
 
 def reader_notes(spec: QuantSpec, experts: bool) -> list[str]:

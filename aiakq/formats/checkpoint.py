@@ -386,10 +386,16 @@ class Checkpoint:
     def linear_spec(self, prefix: str) -> QuantSpec:
         """Return the spec of the packed linear ``prefix``, in the format of its tensors.
 
-        Its tensors take precedence even if the config says that this linear is not quantized.
+        Its tensors take precedence even if the config says that this linear is not quantized. Raises
+        ``format_unsupported`` if they do not tell what it is then.
         """
         assert self.spec is not None, "an unquantized checkpoint has no packed linears"
-        spec = self.spec.for_layer(prefix) or replace(self.spec, layers=())
+        spec = self.spec.for_layer(prefix)
+        if spec is None:
+            if formats.needs_config(self.spec):
+                reason = f"layers of several kinds, and a config that leaves out {prefix:.200}, which is quantized"
+                raise error("format_unsupported", reason=reason)
+            spec = replace(self.spec, layers=())
         spec = replace(spec, format=self.layout(prefix))
         if prefix in self.shapes:
             spec = replace(spec, notes={**spec.notes, "shape": self.shapes[prefix]})

@@ -202,18 +202,57 @@ def preset(layer: LayerSpec) -> str | None:
 
 
 def unwritable(spec: QuantSpec) -> str | None:
-    """Return why no config group describes layers of ``spec``, or None; one describes all integers."""
-    if spec.table is not None and (spec.table, spec.scale_type) not in (("e2m1", "e4m3"), ("e2m1", "e8m0")):
-        return f"such files have 4-bit floats with scales in e8m0 or e4m3, not {spec.table} with other scales"
-    if not spec.activation_bits:
+    """Return why no config groups describe the layers of ``spec``, or None."""
+    layers = (spec.layer, *(layer for _, layer in spec.layers if layer is not None))
+    return next((reason for layer in layers if (reason := _unwritable(layer)) is not None), None)
+
+
+def _unwritable(layer: LayerSpec) -> str | None:
+    if layer.table is not None:
+        return _unwritable_float4(layer)
+    if layer.float8 is not None:
+        return _unwritable_float8(layer, layer.float8)
+    if not layer.activation_bits:
         return None
-    if spec.activation_type is not None:
-        return f"aiakq reads integers beside activations in {spec.activation_type}, and does not write them"
-    float8 = spec.float8
-    if spec.scale_type == "e8m0" and spec.static_input:
+    if layer.activation_type is not None:
+        return f"aiakq reads integers beside activations in {layer.activation_type}, and does not write them"
+    if layer != LayerSpec(8, activation_bits=8, static_input=layer.static_input):
+        return "aiakq writes integers of 8 bits, symmetric and with a scale per output, beside rounded activations"
+    return None
+
+
+def _unwritable_float4(layer: LayerSpec) -> str | None:
+    size = dict(_FLOAT4.values()).get(layer.scale_type or "")
+    if size is None or (layer.table, layer.bits, layer.group_size) != ("e2m1", 4, size):
+        return (
+            "such files have 4-bit floats in groups of 32 with scales in e8m0, or of 16 in e4m3, "
+            f"not {layer.table} with other scales"
+        )
+    if layer.scale_type == "e8m0" and layer.static_input:
         return "such files have MXFP4 with activations that are rounded in groups, not with one stored scale"
-    if float8 is not None and (float8.powers_of_two or float8.bound is not None):
+    is_nvfp4 = layer.scale_type == "e4m3"
+    if layer.activation_bits and (layer.activation_bits, layer.static_input) not in (
+        ((4, True),) if is_nvfp4 else ((4, False), (8, False))
+    ):
+        return f"such files have no {'NVFP4' if is_nvfp4 else 'MXFP4'} beside activations of other kinds"
+    return None
+
+
+def _unwritable_float8(layer: LayerSpec, float8: Float8) -> str | None:
+    rounds = bool(layer.activation_bits)
+    if rounds and (float8.powers_of_two or float8.bound is not None):
         return "such files cannot say that scales of activations are rounded up to powers of two, or bounded"
+    if layer.bits != 8 or layer.activation_bits not in (None, 8):
+        return "such files have 8-bit floats beside activations of 8 or 16 bits"
+    if layer.scale_type is not None:
+        mxfp8 = layer.scale_type == "e8m0" and (float8.rows, layer.group_size) == (1, 32) and not layer.static_input
+        if not mxfp8 or float8.activation_group != (32 if rounds else -1):
+            return "such files have 8-bit floats with scales in e8m0 for groups of 32, of weights and of activations"
+        return None
+    if (float8.rows == -1 and layer.group_size != -1) or (float8.rows > 1 and layer.group_size < 1):
+        return "such files have a scale for a whole weight, rows, groups or blocks"
+    if layer.static_input and float8.activation_group != -1:
+        return "such files have a stored scale for all activations, not for groups of them"
     return None
 
 

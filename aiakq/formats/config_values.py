@@ -119,3 +119,21 @@ def says_nothing(value: object) -> bool:
     if isinstance(value, str):
         return value.strip().lower() in ("", "none", "null", "false")
     return value is None or value is False or (isinstance(value, (list, dict)) and not value)
+
+
+def merged(outer: Mapping[str, object], inner: Mapping[str, object], what: str) -> dict[str, object]:
+    """Return the keys of a config and of the one inside it. Raises ``format_unsupported`` if a key has two values."""
+    own = {key: value for key, value in inner.items() if _spelled(value) is not None}
+    for key, value in own.items():
+        other = _spelled(outer.get(key))
+        if other is not None and other != _spelled(value):
+            raise unsupported(f"{what} with {key:.60} {outer[key]!r:.60}, and in the config inside it {value!r:.60}")
+    return {**inner, **outer, **own}
+
+
+def _spelled(value: object) -> object:
+    """Return a value in one of its spellings: words in lower case, names in order; None if it is empty."""
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return sorted(value)
+    word = value.strip().lower() if isinstance(value, str) else value
+    return None if word in ("", "none", "null") else word

@@ -21,16 +21,19 @@ def contradictions(checkpoint: Checkpoint) -> Iterator[str]:
     spec, linears = checkpoint.spec, checkpoint.quantized_linears()
     if spec is None:
         return
-    packed = set(linears)
     coded = [name for name in linears if spec.for_layer(name) is None]
     if spec.ignore == _DEFAULT:
         coded = [name for name in coded if name.rpartition(".")[2] not in spec.ignore]
     if coded:
         yield f"the config says that {some_of(coded)} is not quantized, but the tensors are, and count"
-    plain = [
+    unpacked = [
         name
         for name, layer in spec.layers
-        if layer is not None and is_plain(name) and name not in packed and f"{name}.weight" in checkpoint.inventory
+        if layer is not None and is_plain(name) and spec.for_layer(name) and checkpoint.locate_linear(name) is None
     ]
+    plain = [name for name in unpacked if checkpoint.locate(f"{name}.weight") is not None]
     if plain:
         yield f"the config says that {some_of(plain)} is quantized, but the tensors are not, and count"
+    missing = [name for name in unpacked if name not in plain and not any(True for _ in checkpoint.names(f"{name}."))]
+    if missing:
+        yield f"the config says how {some_of(missing)} is quantized, which has no tensors"

@@ -11,6 +11,8 @@ tensor ``bias`` [N] in every format, and not part of ``packed_shapes``. Besides 
                                                        ``packed_shapes``; ``read`` checks what matters of them
     SIGNED_SCALES                                      False if its readers cannot have negative scales
     INPUT_ORDER                                        True if its files can hold an order of the inputs (act-order)
+    ORDERED_LAYERS                                     True if the first entry for a layer counts, quantized or not; if
+                                                       not, those that are not quantized count first
     ZERO_POINTS                                        True if its readers expect zero points, of symmetric weights, too
     BITS                                               widths of codes that it writes; 2, 3, 4 and 8 if it has none
     TABLES                                             names of the tables of values (kernels/tables.py) that it writes

@@ -16,7 +16,8 @@ from aiakq.formats.config_values import (
     says_nothing,
     unsupported,
 )
-from aiakq.spec import Float8, QuantSpec
+from aiakq.formats.skipped_layers import skipped_names, unnamed_layers
+from aiakq.spec import Float8, LayerSpec, QuantSpec
 
 METHODS = ("fp8", "fbgemm_fp8")
 #: FBGEMM's default of ``activation_scale_ub``.
@@ -81,8 +82,11 @@ def _skipped(config: Mapping[str, object], key: str) -> tuple[str, ...]:
     matches up to the end of a part, and those that end in an entry.
     """
     names = read_names(config.get(key), key)
-    patterns = [rf"re:(?:{name})(?:(?<=\.)|(?=\.|$))" for name in names]
-    return (*patterns, *(f"*{name}" for name in names))
+    return (*map(_pattern, names), *(f"*{name}" for name in names))
+
+
+def _pattern(name: str) -> str:
+    return rf"re:(?:{name})(?:(?<=\.)|(?=\.|$))"
 
 
 def _fbgemm(config: Mapping[str, object]) -> QuantSpec:
@@ -101,19 +105,22 @@ def unwritable(spec: QuantSpec) -> str | None:
         return "such files have one kind of 8-bit floats for all layers"
     if not spec.activation_bits:
         return "such files say that activations are rounded, too"
-    blocks = float8.rows > 1 and spec.group_size == float8.activation_group and not spec.static_input
+    if spec.layer != LayerSpec(8, spec.group_size, True, 8, spec.static_input, float8):
+        return "such files have scales that are any floats, and activations of 8 bits"
+    blocks = float8.rows > 1 and 0 < spec.group_size == float8.activation_group and not spec.static_input
     tensor = float8.rows == -1 and spec.group_size == -1 and float8.activation_group == -1
-    rows = float8.rows == 1 and spec.group_size == -1 and float8.bound is not None and not spec.static_input
-    return None if blocks or tensor or rows else "such files have one scale per tensor, or square blocks"
+    rows = Float8(bound=float8.bound) == float8 and spec.group_size == -1 and not spec.static_input
+    if not (rows if float8.bound is not None else blocks or tensor):
+        return "such files have one scale per tensor, or square blocks"
+    return unnamed_layers(spec, {_pattern(name) for name in skipped_names(spec)})
 
 
 def to_config(spec: QuantSpec) -> dict[str, object]:
-    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` for one that is ``unwritable``."""
+    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` where ``unwritable`` has a reason."""
     float8, reason = spec.float8, unwritable(spec)
     if float8 is None or reason is not None:
         raise unsupported(f"fp8 for this model: {reason}")
-    skipped = [pattern for pattern, layer in spec.layers if layer is None]
-    modules = [pattern.strip("*") for pattern in (*spec.ignore, *skipped) if not pattern.startswith("re:")]
+    modules = skipped_names(spec)
     if float8.bound is not None:
         return {
             "quant_method": "fbgemm_fp8",

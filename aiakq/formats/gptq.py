@@ -54,6 +54,8 @@ SUFFIXES = ("qweight", "qzeros", "scales", "g_idx", "bias")
 QUANT_METHODS = ("gptq",)
 #: Its files can hold an order of the inputs (act-order).
 INPUT_ORDER = True
+#: Of the entries for single layers the first one counts, whether quantized or not.
+ORDERED_LAYERS = True
 #: Config file of AutoGPTQ and contemporary tools.
 CONFIG_FILE = "quantize_config.json"
 
@@ -106,14 +108,15 @@ def dimensions(headers: Headers, spec: QuantSpec) -> Dimensions:
 
 def supports(spec: QuantSpec) -> str | None:
     """Return why this format cannot hold ``spec``, or None."""
-    if spec.float8 is not None:
-        return "such files hold no 8-bit floats"
-    if spec.table is not None:
-        return "such files hold no 4-bit floats"
-    if spec.activation_bits:
-        return "such files hold no quantized activations"
-    if spec.format == "gptq" and not spec.symmetric:
-        return "readers disagree about zero points in version 1"
+    for layer in (spec.layer, *(layer for _, layer in spec.layers if layer is not None)):
+        if layer.float8 is not None:
+            return "such files hold no 8-bit floats"
+        if layer.table is not None:
+            return "such files hold no 4-bit floats"
+        if layer.activation_bits:
+            return "such files hold no quantized activations"
+        if spec.format == "gptq" and not layer.symmetric:
+            return "readers disagree about zero points in version 1"
     return None
 
 

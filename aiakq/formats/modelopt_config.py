@@ -12,13 +12,16 @@ from dataclasses import replace
 from aiakq.formats.config_keys import check_keys
 from aiakq.formats.config_values import (
     first_of,
+    merged,
     read_flag,
     read_integer,
     read_names,
     read_object,
     read_word,
+    says_nothing,
     unsupported,
 )
+from aiakq.formats.skipped_layers import skipped_patterns
 from aiakq.patterns import is_plain
 from aiakq.spec import Float8, LayerSpec, QuantSpec
 
@@ -50,6 +53,8 @@ _READ_ONLY: Mapping[str, LayerSpec] = {
 #: Those whose groups may have any size.
 _ANY_GROUP = ("W4A16_AWQ", "W4A8_AWQ")
 _MIXED = "MIXED_PRECISION"
+#: The type of the KV cache, which does not matter beside quantized weights (aiakq/formats/config_keys.py).
+_CACHE = "kv_cache_quant_algo"
 _LAYER = ("quant_algo", "group_size", "has_zero_point", "pre_quant_scale")
 _GROUP = ("weights", "input_activations", "targets", "has_zero_point", "pre_quant_scale")
 _PART = ("num_bits", "type", "dynamic", "group_size", "strategy")
@@ -61,10 +66,7 @@ def from_config(config: Mapping[str, object]) -> QuantSpec | None:
 
     hf_quant_config.json has an object ``quantization``, config.json its keys. Raises ``format_unsupported``.
     """
-    inner = read_object(config.get("quantization"), "quantization")
-    if inner:
-        check_keys(inner, _QUANTIZATION, "quantization of ModelOpt")
-    values = inner or config
+    values = _values(config)
     layers: list[tuple[str, LayerSpec | None]] = []
     if _word(values) == _MIXED:
         layers = [*_listed(values), ("*", None)]
@@ -88,6 +90,13 @@ def from_config(config: Mapping[str, object]) -> QuantSpec | None:
     )
 
 
+def _values(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the keys of a config, wherever it has them. Raises ``format_unsupported`` if it has two values of one."""
+    inner = read_object(config.get("quantization"), "quantization")
+    check_keys(inner, _QUANTIZATION, "quantization of ModelOpt")
+    return merged({key: value for key, value in config.items() if key != "quantization"}, inner, "NVIDIA ModelOpt")
+
+
 def _word(values: Mapping[str, object]) -> str:
     return str(values.get("quant_algo") or "").strip().upper()
 
@@ -96,6 +105,12 @@ def _layer(values: Mapping[str, object]) -> LayerSpec:
     """Return how layers of an algorithm are stored. Raises ``format_unsupported``."""
     algorithm = _word(values)
     layer = _ALGORITHMS.get(algorithm) or _READ_ONLY.get(algorithm)
+    cache = values.get(_CACHE)
+    if not algorithm and not says_nothing(cache):
+        raise unsupported(
+            f"NVIDIA ModelOpt with {_CACHE} {cache!r:.40} and no quant_algo: its weights are not quantized, and "
+            "aiakq computes the scales of an 8-bit KV cache; take the model it was made from, with --kv-cache-dtype fp8"
+        )
     if layer is None:
         known = ", ".join((*_ALGORITHMS, *_READ_ONLY))
         raise unsupported(f"NVIDIA ModelOpt with quant_algo {algorithm or 'missing'!r:.40}; read are {known}")
@@ -158,14 +173,13 @@ def _check_group(group: Mapping[str, object], layer: LayerSpec | None) -> None:
 
 
 def to_config(spec: QuantSpec) -> dict[str, object]:
-    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` for one that is ``unwritable``."""
+    """Return the ``quantization_config`` of a spec. Raises ``format_unsupported`` where ``unwritable`` has a reason."""
     reason = unwritable(spec)
     if reason is not None:
         raise unsupported(f"modelopt for this model: {reason}")
     algorithm = next(name for name, layer in _ALGORITHMS.items() if layer == spec.layer)
     config: dict[str, object] = {"quant_method": "modelopt", "quant_algo": algorithm}
-    skipped = [pattern for pattern, layer in spec.layers if layer is None]
-    config["ignore"] = [*spec.ignore, *skipped]
+    config["ignore"] = skipped_patterns(spec)
     if spec.group_size != -1:
         config["group_size"] = spec.group_size
     return config
@@ -175,6 +189,8 @@ def unwritable(spec: QuantSpec) -> str | None:
     """Return why no config of this format describes ``spec``, or None."""
     if spec.mixed or spec.layer not in _ALGORITHMS.values():
         return f"such files have one of {', '.join(_ALGORITHMS)} for all layers"
+    if any(pattern.startswith("re:") for pattern in skipped_patterns(spec)):
+        return "such files have no regular expressions for layers that are not quantized"
     return None
 
 

@@ -8,7 +8,7 @@ list it in QUANT_METHODS (aiakq/formats).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from aiakq import formats
 from aiakq.errors import AiakqError
 from aiakq.formats import unread_formats
 from aiakq.formats.config_keys import APPLIED, check_keys
-from aiakq.formats.config_values import read_flag, read_word, unsupported
+from aiakq.formats.config_values import merged, read_flag, read_word, unsupported
 from aiakq.formats.model_folder import read_json
 from aiakq.registry import Registry
 from aiakq.spec import QuantSpec
@@ -152,7 +152,7 @@ def _unnested(quantization: Any) -> object:
     if not isinstance(inner, Mapping):
         return quantization
     outer = {key: value for key, value in quantization.items() if key != "quantization_config"}
-    return {**outer, **inner}
+    return merged(outer, inner, "quantization_config")
 
 
 def read_spec(folder: Path, config: Mapping[str, object]) -> QuantSpec | None:
@@ -172,7 +172,7 @@ def read_spec(folder: Path, config: Mapping[str, object]) -> QuantSpec | None:
             check_keys(quantization, APPLIED[method], "quantization_config")
             return None
     spec, recorded = read(quantization), _recorded_method(config)
-    _check_own_file(folder, spec)
+    _check_own_files(folder, quantization, spec)
     return spec if recorded is None else replace(spec, method=recorded)
 
 
@@ -185,20 +185,36 @@ def container_of(folder: Path, config: Mapping[str, object]) -> str:
     return method_of(quantization) if isinstance(quantization, Mapping) else ""
 
 
-def _check_own_file(folder: Path, spec: QuantSpec) -> None:
-    """Raise ``format_unsupported`` if quantize_config.json, which GPTQModel reads first, says that the same tensors are
-    computed in another way.
+def _check_own_files(folder: Path, quantization: Mapping[str, object], spec: QuantSpec) -> None:
+    """Raise ``format_unsupported`` if a file beside config.json, which some programs read first, says that the same
+    tensors are computed in another way. ``quantization`` is the config that ``spec`` was read from.
+
+    Widths and groups of GPTQ are those of the tensors, whatever the files say.
     """
-    gptq = formats.load("gptq")
-    config = _own_file(gptq, folder) if spec.format in ("gptq", "gptq_v2") else None
-    if config is None:
-        return
-    own = read(config)
-    compared = {"checkpoint_format": own.format == spec.format, "rotation": own.rotated == spec.rotated}
-    for name, is_same in compared.items():
-        if not is_same:
-            file = getattr(gptq, "CONFIG_FILE", "")
-            raise unsupported(f"a {name} in {file} that is not that of config.json; make both say the same")
+    method = method_of(quantization)
+    for file, config in _own_files(folder):
+        if file != _MODELOPT_FILE and method_of(config) not in (method, spec.format.removesuffix("_v2")):
+            continue
+        if not config.keys() - {"quant_method"}:
+            continue
+        if file == _MODELOPT_FILE and method.startswith("modelopt"):
+            # Only config.json has groups, which say more about activations.
+            config = {"config_groups": quantization.get("config_groups"), **config}
+        own, is_gptq = read(config), spec.format in ("gptq", "gptq_v2")
+        mine, named = dict(spec.layers), dict(own.layers)
+        compared = {
+            "checkpoint_format": own.format == spec.format or file == _MODELOPT_FILE,
+            "rotation": own.rotated == spec.rotated,
+            "sym": own.symmetric == spec.symmetric,
+            "quantization": is_gptq or own.layer == spec.layer,
+            "layer": is_gptq or all(mine[name] == named[name] for name in mine.keys() & named.keys()),
+        }
+        for name, is_same in compared.items():
+            if not is_same:
+                kinds = f"{own.describe()} and {spec.describe()}"
+                raise unsupported(
+                    f"a {name} in {file} that is not that of config.json ({kinds}); make both say the same"
+                )
 
 
 def _families(config: Mapping[str, object]) -> set[str]:
@@ -209,23 +225,17 @@ def _families(config: Mapping[str, object]) -> set[str]:
 
 def _config_file(folder: Path) -> Mapping[str, object] | None:
     """Return the config that is stored in a file of its own, or None."""
-    for format in formats.modules():
-        config = _own_file(format, folder)
-        if config is not None:
-            return config
-    if (folder / _MODELOPT_FILE).is_file():
-        return {"quant_method": "modelopt", **read_json(folder / _MODELOPT_FILE, _MODELOPT_FILE)}
-    if (folder / _AUTO_ROUND_FILE).is_file():
-        return {"quant_method": "auto-round", **read_json(folder / _AUTO_ROUND_FILE, _AUTO_ROUND_FILE)}
-    return None
+    return next((config for _, config in _own_files(folder)), None)
 
 
-def _own_file(format: formats.Format, folder: Path) -> Mapping[str, object] | None:
-    """Return the config in the file that only ``format`` has, or None."""
-    file = getattr(format, "CONFIG_FILE", None)
-    if file is None or not (folder / file).is_file():
-        return None
-    return {"quant_method": format.QUANT_METHODS[0], **read_json(folder / file, file)}
+def _own_files(folder: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield the files beside config.json that hold a config, and these configs."""
+    files = {
+        file: format.QUANT_METHODS[0] for format in formats.modules() if (file := getattr(format, "CONFIG_FILE", ""))
+    }
+    for file, method in {**files, _MODELOPT_FILE: "modelopt", _AUTO_ROUND_FILE: "auto-round"}.items():
+        if (folder / file).is_file():
+            yield file, {"quant_method": method, **read_json(folder / file, file)}
 
 
 def _recorded_method(config: Mapping[str, object]) -> str | None:

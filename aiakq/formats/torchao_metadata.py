@@ -203,8 +203,22 @@ _CONFIGS: Mapping[str, LayerSpec] = {
     "Float8WeightOnlyConfig": LayerSpec(8, float8=Float8()),
     "Float8DynamicActivationFloat8WeightConfig": LayerSpec(8, activation_bits=8, float8=Float8()),
 }
-#: Classes of configs around another one, whose files have act_pre_scale.
-_SCALED = ("AWQConfig", "SmoothQuantConfig")
+#: Attributes of configs: what the metadata of the files say of each tensor, and how numbers were chosen. One that is
+#: missing is ``weight_only_decode``, with which single tokens are not rounded.
+_SETTINGS = frozenset(
+    "act_mapping_type act_quant_scale act_quant_zero_point activation_dtype activation_value_lb activation_value_ub "
+    "alg_id granularity group_size int4_choose_qparams_algorithm int4_packing_format int4_tile_packed_ntile "
+    "intx_choose_qparams_algorithm intx_packing_format kernel_preference layout mapping_type mm_config packing_format "
+    "preserve_zero reduce_range scale_dtype set_inductor_config use_hqq weight_dtype weight_granularity "
+    "weight_mapping_type weight_scale_dtype zero_point_domain".split()
+)
+#: Classes of configs around another one, whose files have act_pre_scale, and their attributes.
+_SCALED: Mapping[str, frozenset[str]] = {
+    "AWQConfig": frozenset({"base_config", "step", "scale_search_space_size"}),
+    "SmoothQuantConfig": frozenset({"base_config", "step", "alpha", "use_running_absmax"}),
+}
+#: Keys of an object of torchao.
+_ENCODED = ("_type", "_version", "_data")
 
 
 def from_config(config: Mapping[str, object]) -> QuantSpec | None:
@@ -216,8 +230,11 @@ def from_config(config: Mapping[str, object]) -> QuantSpec | None:
     check_keys(stored, {"default"}, "quant_type of torchao")
     layers: list[tuple[str, LayerSpec | None]] = []
     if entry.get("_type") in ("FqnToConfig", "ModuleFqnToConfig"):
-        values = read_object(entry.get("_data"), "quant_type of torchao")
-        named = read_object(values.get("fqn_to_config") or values.get("module_fqn_to_config"), "fqn_to_config")
+        values = _attributes(entry, frozenset({"fqn_to_config", "module_fqn_to_config"}))
+        both = [values[key] for key in sorted(values) if not says_nothing(values[key])]
+        if both and both[0] != both[-1]:
+            raise unsupported("torchao with fqn_to_config and module_fqn_to_config that do not say the same")
+        named = read_object(both[0] if both else None, "fqn_to_config")
         others = named.get("_default")
         plain = sorted((name for name in named if name != "_default"), key=lambda name: name.startswith("re:"))
         layers = [(_pattern(name), _layer_or_none(named[name])) for name in plain]
@@ -246,14 +263,23 @@ def _layer_or_none(entry: object) -> LayerSpec | None:
     return None if entry is None else _layer(read_object(entry, "quant_type of torchao"))
 
 
+def _attributes(entry: Mapping[str, object], known: frozenset[str]) -> Mapping[str, object]:
+    """Return the attributes of a config. Raises ``format_unsupported`` for others than those that are known."""
+    kind = f"torchao's {entry.get('_type')!s:.60}"
+    check_keys(entry, _ENCODED, kind)
+    values = read_object(entry.get("_data"), kind)
+    check_keys(values, known, kind)
+    return values
+
+
 def _layer(entry: Mapping[str, object]) -> LayerSpec:
     kind = str(entry.get("_type"))
     if kind in _SCALED:
-        inner = read_object(entry.get("_data"), "quant_type of torchao")
+        inner = _attributes(entry, _SCALED[kind])
         return _layer(read_object(inner.get("base_config"), f"the base_config of {kind}"))
     if kind not in _CONFIGS:
         raise unsupported(f"torchao with {kind!r:.60}; read are {', '.join(_CONFIGS)}")
-    values = read_object(entry.get("_data"), "quant_type of torchao")
+    values = _attributes(entry, _SETTINGS)
     layer, size = _CONFIGS[kind], values.get("group_size")
     word = str(_value(values.get("weight_dtype"), "torch.dtype"))
     if word in {f"int{bits}" for bits in range(1, 9)}:

@@ -29,7 +29,7 @@ from aiakq.formats.config_keys import check_keys
 from aiakq.formats.config_values import read_flag, read_integer, read_names, read_object, read_word, unsupported
 from aiakq.formats.decoded_weight import DecodedWeight
 from aiakq.formats.headers import Dimensions, Headers, Shapes
-from aiakq.spec import QuantSpec
+from aiakq.spec import LayerSpec, QuantSpec
 
 _BOOKS, _RESIDUALS, _OUTLIERS = "centroids.weight", "res_centroids.weight", "outlier_centroids.weight"
 _INDICES, _OUTLIER_INDICES = "indices", "outlier_indices"
@@ -148,6 +148,7 @@ def from_config(config: Mapping[str, object]) -> QuantSpec | None:
         format="vptq",
         bits=_nearest_bits(first),
         ignore=skipped or ("lm_head",),
+        layers=tuple((name, LayerSpec(_nearest_bits(layer))) for name, layer in named.items()),
         notes={"named": named, "shared": shared},
     )
 

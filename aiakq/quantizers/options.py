@@ -143,7 +143,6 @@ class QuantizeOptions(QuantizeArguments):
             "--tune": (self.tune is not None, "scales of blocks are small integers"),
             "--awq-scaling": (self.awq_scaling, "its search rounds to groups of integers"),
             "--scale-search minmax": (self.scale_search == "minmax", "scales of blocks are searched"),
-            "--resume": (self.resume, "its steps are not kept"),
         }
         for option, (conflicts, reason) in others.items():
             if conflicts:
@@ -185,6 +184,11 @@ class QuantizeOptions(QuantizeArguments):
     def resolved_recipe(self) -> Recipe:
         """Return the method's recipe with the options applied. Raises ``bad_option``, ``option_conflict``."""
         transforms, rounder = _with_components(self, list(self.preset.transforms), self.preset.rounder)
+        if self.gptq is False and rounder.name in ("gptq", "gptaq"):
+            reason = "gptq is how it rounds"
+            _conflict(
+                "--no-gptq", f"-quant_type {self.method}", reason, "Leave it away, or use weight_only_int8 or awq."
+            )
         return _with_parameters(self, transforms, rounder)
 
     @property
@@ -376,6 +380,8 @@ def _with_parameters(options: QuantizeOptions, transforms: list[Component], roun
             rounder = rounder.with_parameters(**{parameter: given})
         elif given not in ("none", "own"):
             other = "round with --gptq" if options.preset.is_float else "use -quant_type gptq"
+            if options.preset.is_float and given == "gradient-rows":
+                other += " and --importance gradient, which floats have"
             _conflict(option, method, reason, f"Leave it away, or {other}.")
     if options.smooth_alpha is not None:
         transforms = [

@@ -54,6 +54,49 @@ def test_a_listed_layer_that_is_not_quantized_is_named(tmp_path: Path) -> None:
     assert remark.startswith(f"the config says that {name} is quantized, but the tensors are not, and count")
 
 
+def test_layers_of_vptq_and_modelopt_that_are_plain_or_not_there_are_named(tmp_path: Path) -> None:
+    folder, name, absent = changed(tmp_path, "vptq"), "model.layers.0.mlp.up_proj", "model.layers.7.mlp.up_proj"
+    path, quantization = folder / "config.json", "quantization_config"
+    config, tensors = json.loads(path.read_text()), load_file(folder / "model.safetensors")
+    entries = config[quantization]["config_for_layers"]
+    entries[absent] = entries[name]
+    path.write_text(json.dumps(config))
+    [remark] = remarks(folder)
+    assert remark == f"the config says how {absent} is quantized, which has no tensors"
+    kept = {key: each for key, each in tensors.items() if not key.startswith(name)}
+    save_file({**kept, f"{name}.weight": torch.ones(96, 64)}, folder / "model.safetensors")
+    assert remarks(folder)[0] == f"the config says that {name} is quantized, but the tensors are not, and count"
+    listed = {each: {"quant_algo": "FP8"} for each in (name, absent)}
+    config[quantization] = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": listed}
+    path.write_text(json.dumps(config))
+    others = {key: each for key, each in kept.items() if "layers.0" not in key}
+    save_file({**others, f"{name}.weight": torch.ones(96, 64)}, folder / "model.safetensors")
+    plain, missing = remarks(folder)
+    assert plain.startswith(f"the config says that {name} is quantized, but") and absent in missing
+
+
+def test_a_coded_layer_that_a_config_of_several_kinds_leaves_out_is_refused(tmp_path: Path) -> None:
+    """Its activations could be rounded as those of either kind."""
+    listed = {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}}
+    tensors: dict[str, torch.Tensor] = {}
+    for name in "abc":
+        tensors[f"{name}.weight"] = torch.ones(2, 4).to(torch.float8_e4m3fn)
+        tensors[f"{name}.weight_scale"] = torch.ones(2, 1) if name == "b" else torch.ones(())
+        tensors |= {f"{name}.input_scale": torch.ones(())} if name != "b" else {}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": listed}
+    for is_listed in (False, True):
+        if is_listed:
+            listed["c"] = listed["a"]
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+        checkpoint = Checkpoint.open(tmp_path)
+        if is_listed:
+            assert checkpoint.read_linear("c").scheme == "fp8a8"
+            continue
+        with pytest.raises(AiakqError, match="a config that leaves out c, which is quantized"):
+            checkpoint.read_linear("c")
+
+
 @pytest.mark.parametrize("folder", sorted(path.parent for path in FIXTURES.glob("*/config.json")), ids=lambda f: f.name)
 def test_files_of_other_tools_agree_with_their_configs(folder: Path) -> None:
     assert not remarks(folder)

@@ -350,7 +350,7 @@ def test_the_layout_in_the_name_of_the_method_is_read(name, layout):
     assert quantization_config.read(config).format == "gptq_v2"
 
 
-@pytest.mark.parametrize("other", [{"rotation": "hadamard"}, {"checkpoint_format": "gptq_v2"}])
+@pytest.mark.parametrize("other", [{"rotation": "hadamard"}, {"checkpoint_format": "gptq_v2"}, {"sym": False}])
 def test_a_separate_file_may_not_contradict_the_config(tmp_path, other):
     """GPTQModel reads quantize_config.json first."""
     config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "checkpoint_format": "gptq"}
@@ -359,3 +359,71 @@ def test_a_separate_file_may_not_contradict_the_config(tmp_path, other):
     (tmp_path / "quantize_config.json").write_text(json.dumps(config | other))
     with pytest.raises(AiakqError, match=next(iter(other))):
         quantization_config.read_spec(tmp_path, {"quantization_config": config})
+
+
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+_AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}
+_LISTED = {
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "FP8"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "config", "same", "other"),
+    [
+        (
+            "hf_quant_config.json",
+            {"quant_algo": "NVFP4", "group_size": 16},
+            {"group_size": 16},
+            {"quant_algo": "W4A16_NVFP4"},
+        ),
+        ("hf_quant_config.json", {"quant_algo": "FP8"}, {"exclude_modules": ["x"]}, {"quant_algo": "FP8_PB_WO"}),
+        ("hf_quant_config.json", _LISTED, {}, {"quantized_layers": {"b": {"quant_algo": "MXFP8"}}}),
+        ("quant_config.json", _AWQ, {"version": "GEMM"}, {"version": "gemv"}),
+        ("quant_config.json", _AWQ, {"modules_to_not_convert": ["x"]}, {"zero_point": False}),
+        ("quantization_config.json", _AUTO_ROUND, {"iters": 7}, {"packing_format": "auto_round:auto_awq"}),
+    ],
+)
+def test_files_beside_the_config_of_other_tools_may_not_contradict_it(tmp_path, file, config, same, other):
+    is_modelopt = file == "hf_quant_config.json"
+    stored = {"quant_method": "modelopt", **config} if is_modelopt else config
+    for changes in (same, other):
+        values = {**config, **changes}
+        (tmp_path / file).write_text(json.dumps({"quantization": values} if is_modelopt else values))
+        if changes is same:
+            assert quantization_config.read_spec(tmp_path, {"quantization_config": stored}) is not None
+    with pytest.raises(AiakqError, match=f"in {file} that is not that of config.json"):
+        quantization_config.read_spec(tmp_path, {"quantization_config": stored})
+
+
+def test_groups_of_the_config_say_what_mxfp4_in_modelopts_own_file_leaves_open(tmp_path):
+    groups = {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}
+    config = {"quant_method": "modelopt", "quant_algo": "MXFP4", "config_groups": groups}
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "MXFP4", "group_size": 32}}')
+    assert quantization_config.read_spec(tmp_path, {"quantization_config": config}).table == "e2m1"
+
+
+@pytest.mark.parametrize("other", [{"quant_algo": "NVFP4"}, {"exclude_modules": ["a"]}, {"has_zero_point": True}])
+def test_modelopts_config_may_not_contradict_the_one_inside_it(other):
+    inner = {"quant_algo": "FP8", "group_size": None, "exclude_modules": ["lm_head"], "has_zero_point": False}
+    config = {"quant_method": "modelopt", "quant_algo": "fp8", "quantization": inner}
+    assert quantization_config.read(config).float8 is not None
+    with pytest.raises(AiakqError, match=next(iter(other))):
+        quantization_config.read(config | other)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_modelopt_config_of_the_cache_alone_is_refused_as_what_it_is(inside):
+    values = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    config = {"quant_method": "modelopt", **({"quantization": values} if inside else values)}
+    with pytest.raises(AiakqError, match="weights are not quantized.*--kv-cache-dtype fp8"):
+        quantization_config.read(config)
+
+
+def test_a_config_around_another_may_not_contradict_it(tmp_path):
+    inner = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False}
+    config = {"quant_method": "GPTQ", "desc_act": None, "quantization_config": inner}
+    assert quantization_config.read_spec(tmp_path, {"quantization_config": config}).symmetric is False
+    with pytest.raises(AiakqError, match="sym True, and in the config inside it False"):
+        quantization_config.read_spec(tmp_path, {"quantization_config": {**config, "sym": True}})

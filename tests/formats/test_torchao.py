@@ -253,13 +253,31 @@ def test_configs_say_what_most_layers_are() -> None:
     assert [each and each.scheme for each in found] == ["w3a16", "w8a16", None]
 
 
+INT8 = entry("Int8WeightOnlyConfig")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"quant_type": "int4_weight_only"},
         {"quant_type": {"default": entry("NVFP4DynamicActivationNVFP4WeightConfig")}},
-        {"quant_type": {"default": entry("Int8WeightOnlyConfig"), "more": 1}},
+        {"quant_type": {"default": INT8, "more": 1}},
         {"quant_type": {"default": entry("FqnToConfig", fqn_to_config={"a": None})}},
+        {"quant_type": {"default": {**INT8, "unknown": 1}}},
+        {"quant_type": {"default": entry("Int8WeightOnlyConfig", unknown=1)}},
+        {"quant_type": {"default": entry("Int8DynamicActivationInt8WeightConfig", weight_only_decode=True)}},
+        {"quant_type": {"default": entry("AWQConfig", base_config=INT8, unknown=1)}},
+        {"quant_type": {"default": entry("SmoothQuantConfig", base_config=entry("Int8WeightOnlyConfig", unknown=1))}},
+        {"quant_type": {"default": entry("FqnToConfig", fqn_to_config={"a": INT8}, unknown=1)}},
+        {
+            "quant_type": {
+                "default": entry(
+                    "FqnToConfig",
+                    fqn_to_config={"a": INT8},
+                    module_fqn_to_config={"b": INT8},
+                )
+            }
+        },
         {"unknown": 1},
     ],
     ids=str,

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from aiakq.errors import AiakqError
+from aiakq.evaluation.scoring import ScoringModel
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.quantizers.run_report import REPORT_FILE
+from aiakq.runtime.build.model_loader import load_model
+from aiakq.runtime.config.engine import EngineConfig
 
 #: Options, and the preset of compressed-tensors that they mean.
 PRESETS: list[tuple[str, dict[str, Any], str]] = [
@@ -65,6 +69,40 @@ def test_the_output_is_a_model_of_a_preset(
     assert report.worst.error < (0.08 if method == "fp8" else 0.3)
     error = relative_error(dequantized(output).logits(ids), dequantized(source).logits(ids))
     assert error < (0.3 if method == "fp8" else 0.8)
+
+
+def served(folder: Path, ids: Tensor) -> Tensor:
+    config = EngineConfig.from_args({"model": str(folder), "dtype": "float32", "device": "cpu", "cpu_math": "exact"})
+    return ScoringModel(load_model(config)[0], config).logits(ids).log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [("fp8", {"activation_bits": 16}), ("mxfp4", {}), ("nvfp4", {"gptq": True})],
+    ids=["fp8", "mxfp4", "nvfp4"],
+)
+def test_mixtures_of_experts_are_served_as_their_dequantized_weights(
+    method: str,
+    fields: dict[str, Any],
+    tiny_model: Callable[..., Path],
+    tmp_path: Path,
+    quantize: Callable[..., Any],
+    dense_weight: Callable[..., Tensor],
+    ids: Tensor,
+) -> None:
+    source = tiny_model("MixtralForCausalLM", num_hidden_layers=1)
+    quantize(source, tmp_path / "out", method, **fields)
+    checkpoint = Checkpoint.open(tmp_path / "out")
+    names = checkpoint.quantized_linears()
+    assert sum(".experts." in name for name in names) == 12
+    dense = {f"{name}.weight": dense_weight(checkpoint.read_linear(name)) for name in names}  # type: ignore[arg-type]
+    own = {tensor for name in names for tensor in checkpoint.linear_tensors(name).values()}
+    dense |= {name: checkpoint.tensor(name).float() for name in checkpoint.inventory if name not in own}
+    (tmp_path / "dense").mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in dense.items()}, tmp_path / "dense/model.safetensors")
+    config = {key: value for key, value in checkpoint.config.items() if key not in ("quantization_config", "aiakq")}
+    (tmp_path / "dense/config.json").write_text(json.dumps(config))
+    assert (served(tmp_path / "out", ids) - served(tmp_path / "dense", ids)).abs().max() < 3e-5
 
 
 @pytest.mark.parametrize(("method", "fields"), [("mxfp4", {}), ("fp8", {"activation_scales": "tensor"})])

@@ -56,6 +56,9 @@ def stop_at(block: int) -> Callable[[StageProgress], None]:
         ("gptq", {"importance": "gradient", "rotate": "hadamard"}),
         ("gptq", {"importance": "gradient-rows", "bits": 2}),
         ("awq", {"targets": "original", "rotate": "learned"}),
+        ("fp8", {"activation_scales": "tensor"}),
+        ("mxfp4", {"gptq": True}),
+        ("nvfp4", {"gptq": True, "activation_bits": 4}),
     ],
 )
 def test_a_resumed_run_gives_the_same_bytes(

@@ -131,6 +131,8 @@ def test_alternative_spellings_of_methods_are_accepted() -> None:
         ({"sweeps": -1}, "bad_option"),
         ({"method": "smooth_quant", "awq_scaling": True}, "option_conflict"),
         ({"method": "awq", "gptq": True}, "option_conflict"),
+        ({"gptq": False}, "option_conflict"),
+        ({"gptq": False, "bits": 8}, "option_conflict"),
         ({"token_ids": "ids.txt", "calibration": "text.txt"}, "option_conflict"),
     ],
 )
@@ -139,6 +141,16 @@ def test_impossible_options(fields: dict[str, Any], id: str) -> None:
         options(**fields)
     assert caught.value.id == id
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
+def test_the_hint_for_the_importance_of_rows_names_one_that_floats_have(method: str) -> None:
+    with pytest.raises(AiakqError, match="--gptq and --importance gradient,") as caught:
+        options(method, importance="gradient-rows")
+    with pytest.raises(AiakqError, match="floats have importance gradient"):
+        options(method, gptq=True, importance="gradient-rows")
+    assert options(method, gptq=True, importance="gradient").resolved_recipe.rounder.name == "gptq"
+    assert caught.value.id == "option_conflict"
 
 
 def alpha(model_type: str, **fields: Any) -> float | str | None:

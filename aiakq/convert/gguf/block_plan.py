@@ -11,6 +11,7 @@ import aiakq
 from aiakq.arguments.convert import ConvertArguments
 from aiakq.convert.gguf.conversion import GGUFConversion
 from aiakq.convert.gguf.file_types import FILE_TYPES, FileType, MixtureModel, kinds_for, known_type
+from aiakq.convert.gguf.output_files import checked_name
 from aiakq.convert.gguf.source import GGUFSource
 from aiakq.errors import error
 from aiakq.formats.gguf.block_scales import SEARCHES
@@ -62,8 +63,8 @@ class _OutputSource(GGUFSource):
 
 
 def blocks_folder(options: QuantizeOptions) -> QuantizeOptions:
-    """Return the options of the run that writes the folder of blocks, beside the file."""
-    output = Path(options.output).expanduser().absolute()
+    """Return the options of the run that writes the folder of blocks, beside the file. Raises ``bad_option``."""
+    output = checked_name(options.output, "-o")
     folder = output.parent / f".{output.name}.blocks"
     return replace(options, output=str(folder), evaluate=False, overwrite=True)
 

@@ -26,7 +26,7 @@ from aiakq.convert.gguf.file_types import (
     stays_float,
 )
 from aiakq.convert.gguf.metadata import check_keys, factor_tensors, model_keys, window_note
-from aiakq.convert.gguf.output_files import OutputFiles
+from aiakq.convert.gguf.output_files import OutputFiles, checked_name
 from aiakq.convert.gguf.output_files import checked_output as checked_output
 from aiakq.convert.gguf.proof import check_file
 from aiakq.convert.gguf.source import GGUFSource
@@ -53,6 +53,7 @@ def convert_to_gguf(arguments: ConvertArguments, progress: OnProgress = lambda *
         if value is not None:
             raise error("bad_option", option=option, value=value, expected="left out", hint="--gguf-type says both.")
     wanted = None if arguments.gguf_type.strip().lower() == "auto" else file_type(arguments.gguf_type)
+    checked_name(arguments.output)
     checkpoint = Checkpoint.fetch(arguments.input, arguments.revision)
     try:
         output = checked_output(arguments.output, arguments.overwrite, checkpoint)

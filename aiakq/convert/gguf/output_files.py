@@ -12,24 +12,38 @@ from types import TracebackType
 from aiakq.arguments.byte_size import shard_bytes
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.gguf.splitting import files_of, write_parts
+from aiakq.formats.gguf.splitting import files_of, is_part, write_parts
 from aiakq.formats.gguf.writing import WrittenTensor
 from aiakq.formats.gguf_model.written import file_of
 from aiakq.formats.model_folder import PARTIAL_MARK
 
 _SUFFIX = ".gguf"
+_EXPECTED = "the name of a file that ends with .gguf"
+
+
+def checked_name(name: str, option: str = "DIR") -> Path:
+    """Return the path of a new file. Raises ``bad_option`` for a name that no whole GGUF file has, without looking for
+    files: programs that read one called like a part of several look for the others.
+    """
+    output = Path(name).expanduser().absolute()
+    if output.suffix.lower() != _SUFFIX:
+        raise error("bad_option", option=option, value=name, expected=_EXPECTED, hint="")
+    if is_part(output.with_suffix(_SUFFIX)):
+        expected = f"{_EXPECTED}, and not that of one of several files"
+        hint = "Leave -00001-of-00002 away; with --max-shard-size, every file gets its own."
+        raise error("bad_option", option=option, value=name, expected=expected, hint=hint)
+    return output
 
 
 def checked_output(name: str, overwrite: bool, checkpoint: Checkpoint, option: str = "DIR") -> Path:
     """Return the path of the new file. Raises ``bad_option``, and ``output_*`` for one that cannot be it."""
-    output = Path(name).expanduser().absolute()
+    output = checked_name(name, option)
     try:
         exists = output.exists()
     except OSError as problem:
         raise error("output_failed", path=str(output), reason=problem.strerror or str(problem)) from problem
-    if output.suffix.lower() != _SUFFIX or output.is_dir():
-        expected = "the name of a file that ends with .gguf"
-        raise error("bad_option", option=option, value=name, expected=expected, hint="")
+    if output.is_dir():
+        raise error("bad_option", option=option, value=name, expected=_EXPECTED, hint="")
     file = file_of(checkpoint.foreign)
     files = [] if file is None else [checkpoint.weights_folder / name for name in file.files]
     for old in [output] * exists + files_of(output):

@@ -35,11 +35,11 @@ def quantize_to_gguf(options: QuantizeOptions, progress: OnProgress | None = Non
     Raises what ``quantize_checkpoint`` raises, and ``gguf_not_written`` for what such files do not hold.
     """
     on_progress, began = progress or (lambda _: None), time.monotonic()
-    wanted = block_type(options)
+    wanted, blocks = block_type(options), blocks_folder(options)
     on_progress(StageProgress("load", 0, 1, options.input))
     with closing(Checkpoint.fetch(options.input, options.revision)) as checkpoint:
         output = checked_output(options.output, options.overwrite, checkpoint, "-o")
-    prepared = prepare(blocks_folder(options))
+    prepared = prepare(blocks)
     folder = Path(prepared.options.output)
     check_text(replace(prepared, options=options))
     spec, _ = block_spec(prepared, wanted)

@@ -117,7 +117,12 @@ def kind_of(spec: QuantSpec) -> Kind:
 
 def supports(spec: QuantSpec) -> str | None:
     """Return why linears of ``spec`` are not blocks, or None."""
-    return None if spec.blocks is not None else "it holds the blocks of GGUF files, which -quant_type gguf makes"
+    for layer in (spec.layer, *(layer for _, layer in spec.layers if layer is not None)):
+        if layer.blocks is None:
+            return "it holds the blocks of GGUF files, which -quant_type gguf makes"
+        if layer != _layer_spec(layer.blocks):
+            return f"blocks of {layer.blocks} hold other numbers"
+    return None
 
 
 def shape_problem(spec: QuantSpec, n: int, k: int) -> str | None:
@@ -149,8 +154,14 @@ def spec_of(
 
 def to_config(spec: QuantSpec) -> dict[str, object]:
     """Return the ``quantization_config`` of linears in ``weight_blocks``: that of ``config_for``."""
-    modules = {name: None if layer is None else layer.blocks for name, layer in spec.layers}
-    return {"quant_method": "gguf", "blocks": spec.blocks, "modules": modules, "not_quantized": list(spec.ignore)}
+    modules = {name: layer.blocks for name, layer in spec.layers if layer is not None}
+    skipped = [name for name, layer in spec.layers if layer is None]
+    return {
+        "quant_method": "gguf",
+        "blocks": spec.blocks,
+        "modules": modules,
+        "not_quantized": [*spec.ignore, *skipped],
+    }
 
 
 def tensors_of(rows: Tensor, bias: Tensor | None) -> dict[str, Tensor]:

@@ -47,6 +47,11 @@ def write_parts(
     return paths
 
 
+def is_part(path: Path) -> bool:
+    """Whether the name of a file is that of one of several; see file.py."""
+    return re.fullmatch(r".*-[0-9]{5}-of-[0-9]{5}\.gguf", path.name) is not None
+
+
 def files_of(output: Path) -> list[Path]:
     """Return the file ``output`` and all parts with its stem that exist."""
     parts = re.compile(re.escape(output.stem) + r"-[0-9]{5}-of-[0-9]{5}\.gguf")

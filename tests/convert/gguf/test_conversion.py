@@ -273,6 +273,13 @@ def test_a_file_is_written_in_parts_that_replace_the_ones_before(tiny_model, tmp
     assert list(output.parent.iterdir()) == [output]
 
 
+def test_a_name_of_a_part_is_refused_before_the_input_is_looked_for(tmp_path):
+    """What is written under it could not be loaded: readers look for the other parts."""
+    with pytest.raises(AiakqError, match="DIR is .*m-00001-of-00002.gguf") as caught:
+        convert(tmp_path / "missing", tmp_path / "m-00001-of-00002.gguf")
+    assert caught.value.id == "bad_option"
+
+
 def test_shards_of_a_folder_have_the_size_that_is_asked_for(tiny_model, tmp_path):
     file = tmp_path / "m.gguf"
     convert(tiny_model("LlamaForCausalLM"), file, "q8_0")

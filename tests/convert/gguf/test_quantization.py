@@ -13,12 +13,16 @@ from aiakq.convert.conversion import convert_checkpoint
 from aiakq.convert.gguf.block_plan import block_spec, block_type, blocks_folder
 from aiakq.convert.gguf.quantization import quantize_to_gguf
 from aiakq.errors import AiakqError
+from aiakq.evaluation.scoring import ScoringModel
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model.folder import gguf_folder
 from aiakq.quantizers.dry_run import dry_run
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.quantizers.progress import StageProgress
+from aiakq.runtime.build.model_loader import load_model
+from aiakq.runtime.config.engine import EngineConfig
 
 QUICK = {"samples": 8, "seqlen": 64, "evaluate": False, "device": "cpu"}
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
@@ -31,6 +35,12 @@ def cache(tmp_path, monkeypatch):
 
 def options(source: Path, output: Path, **more: Any) -> QuantizeOptions:
     return QuantizeOptions(str(source), str(output), "gguf", **{**QUICK, **more})
+
+
+def served(model: Path) -> torch.Tensor:
+    """Log-probabilities of a model in the engine."""
+    config = EngineConfig.from_args({"model": str(model), "dtype": "float32", "device": "cpu", "cpu_math": "exact"})
+    return ScoringModel(load_model(config)[0], config).logits(torch.arange(3, 19)[None]).log_softmax(-1)
 
 
 def kinds(path: Path) -> dict[str, str]:
@@ -80,6 +90,27 @@ def test_experts_are_rounded_and_stacked(tiny_model, tmp_path: Path) -> None:
     report = quantize_to_gguf(options(source, output, gguf_type="q4_0"))
     assert {"Q4_0", "F32"} <= set(kinds(output).values())
     assert any(".experts." in layer.name for layer in report.layers)
+    convert_checkpoint(ConvertArguments(input=str(output), output=str(tmp_path / "floats"), to="fp32"))
+    assert (served(output) - served(tmp_path / "floats")).abs().max() < 3e-5
+
+
+def test_a_resumed_run_gives_the_same_bytes(tiny_model, tmp_path: Path) -> None:
+    source = tiny_model("LlamaForCausalLM", **WIDE)
+
+    def stop(progress: StageProgress) -> None:
+        if progress.stage == "quantize" and progress.done == 1:
+            raise KeyboardInterrupt
+
+    quantize_to_gguf(options(source, tmp_path / "whole.gguf"))
+    asked = options(source, tmp_path / "out" / "m.gguf", resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        quantize_to_gguf(asked, stop)
+    assert not (tmp_path / "out" / "m.gguf").exists()
+    assert quantize_to_gguf(asked).resumed_from == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["m.gguf"]
+    ours, theirs = GGUFFile.open(tmp_path / "out" / "m.gguf"), GGUFFile.open(tmp_path / "whole.gguf")
+    assert list(ours.tensors) == list(theirs.tensors)
+    assert all(torch.equal(ours.read(name), theirs.read(name)) for name in ours.tensors)
 
 
 def test_a_dry_run_says_the_size(tiny_model, tmp_path: Path) -> None:
@@ -155,6 +186,14 @@ def test_a_file_in_parts_has_the_blocks_of_one(tiny_model, tmp_path: Path) -> No
     quantize_to_gguf(options(source, one, gptq=False, gguf_type="q8_0"))
     ours, whole = GGUFFile.open(parts[0]), GGUFFile.open(one)
     assert all(torch.equal(ours.read(name), whole.read(name)) for name in whole.tensors)
+
+
+def test_a_name_of_a_part_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    for quantize in (quantize_to_gguf, blocks_folder):
+        for name in ("m-00001-of-00002.gguf", "-00000-of-00000.GGUF"):
+            with pytest.raises(AiakqError, match=f"-o is '.*{name}'.* not that of one of several files") as caught:
+                quantize(options(tmp_path / "missing", tmp_path / name))
+            assert caught.value.id == "bad_option"
 
 
 def test_a_size_that_is_none_is_refused_before_anything_is_read(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from mistral_files import SPECIAL, write_mistral, write_tekken
+from mistral_files import SPECIAL, Reference, write_mistral, write_tekken
 
 from aiakq.runtime.text.mistral_tokenizer import MistralTokenizer
 from aiakq.server.background import start_in_background
@@ -16,14 +16,17 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type":
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     pytest.importorskip("mistral_common")
-    return write_tekken(write_mistral(tmp_path_factory.mktemp("mistral") / "model"))
+    folder = write_tekken(write_mistral(tmp_path_factory.mktemp("mistral") / "model"))
+    (folder / "config.json").write_text("{}")  # as releases in both formats have one
+    return folder
 
 
 @pytest.fixture(scope="module")
 def http(folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        arguments = {"model": str(folder), "enable_auto_tool_choice": True}
+        format = dict.fromkeys(("load_format", "config_format", "tokenizer_mode"), "mistral")
+        arguments = {"model": str(folder), "enable_auto_tool_choice": True, "dtype": "float32", **format}
         with (
             start_in_background(arguments, timeout=240) as server,
             httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client,
@@ -38,6 +41,9 @@ def test_a_conversation_has_the_ids_of_mistral_common(http, folder):
     request = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 4, "logprobs": True, "temperature": 0}
     answer = http.post("/v1/chat/completions", json=request).json()
     assert answer["usage"]["prompt_tokens"] == len(ids) and answer["usage"]["completion_tokens"] == 4
+    # The first token is the likeliest one in the computation of mistral-inference.
+    expected = Reference(folder).log_probabilities(ids)[-1]
+    assert abs(answer["choices"][0]["logprobs"]["content"][0]["logprob"] - float(expected.max())) < 1e-5
 
 
 def test_marks_in_the_text_of_a_completion_stay_text(http):
