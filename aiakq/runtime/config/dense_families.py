@@ -100,6 +100,7 @@ DENSE: dict[str, Family] = {
         ),
         fixed={"use_bidirectional_attention": (False,)},
         unread=frozenset({"hidden_act", "cache_implementation"}),
+        period=2,
     ),
     "gemma3_text": Family(
         llama_keys(
@@ -122,6 +123,8 @@ DENSE: dict[str, Family] = {
         aliases={"_sliding_window_pattern": "sliding_window_pattern"},
         fixed={"attn_logit_softcapping": (), "use_bidirectional_attention": (False,)},
         unread=frozenset({"hidden_act", "cache_implementation"}),
+        theta=1e6,
+        period=6,
     ),
     **dict.fromkeys(
         ("glm", "glm4"),
@@ -133,7 +136,8 @@ DENSE: dict[str, Family] = {
                 max_position_embeddings=131072,
                 rms_norm_eps=1.5625e-07,
                 attention_bias=True,
-            )
+            ),
+            rotated=0.5,
         ),
     ),
     "cohere": Family(
@@ -146,7 +150,8 @@ DENSE: dict[str, Family] = {
             tie_word_embeddings=True,
             use_qk_norm=False,
             **ATTENTION_BIAS,
-        )
+        ),
+        theta=5e5,
     ),
     "cohere2": Family(
         llama_keys(
@@ -162,6 +167,7 @@ DENSE: dict[str, Family] = {
         ),
         aliases={"_sliding_window_pattern": "sliding_window_pattern"},
         unread=frozenset({"cache_implementation", "order_of_interleaved_layers"}),
+        period=4,
     ),
     "gptj": Family(
         {**_GPT2, "n_positions": 2048, "rotary_dim": 64, "tie_word_embeddings": False},
@@ -235,9 +241,14 @@ DENSE: dict[str, Family] = {
             qk_layernorm=False,
         ),
         unread=frozenset({"activation_function"}),
+        rotated=0.5,
     ),
     "olmo2": Family(llama_keys(rms_norm_eps=1e-5, **ATTENTION_BIAS)),
-    "olmo3": Family(llama_keys(rms_norm_eps=1e-5, **ATTENTION_BIAS, **WINDOW)),
+    "olmo3": Family(
+        llama_keys(rms_norm_eps=1e-5, **ATTENTION_BIAS, **WINDOW),
+        theta=5e5,
+        period=4,
+    ),
     "exaone4": Family(
         llama_keys(
             intermediate_size=16384, num_key_value_heads=32, rms_norm_eps=1e-5, sliding_window_pattern=4, **WINDOW
@@ -258,6 +269,7 @@ DENSE: dict[str, Family] = {
             **ATTENTION_BIAS,
         ),
         unread=frozenset({"max_window_layers"}),
+        theta=2e6,
     ),
     "starcoder2": Family(
         llama_keys(

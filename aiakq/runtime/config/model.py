@@ -26,17 +26,6 @@ _MAX_LAYERS = 10_000
 _RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
 #: Kinds of layers with a recurrent state instead of keys and values.
 _RECURRENT = frozenset({"conv", "linear_attention"})
-#: Families with a sliding window in all but every n-th layer, unless config.json says otherwise.
-_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gpt_oss": 2}
-
-
-#: Kinds of layers of native families, besides full attention.
-_KINDS: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(("bamba", "granitemoehybrid", "mamba2", "qwen3_next"), frozenset({"linear_attention"})),
-    "lfm2": frozenset({"conv"}),
-    "llama4_text": frozenset({"chunked_attention"}),
-}
-_WINDOWED = frozenset({"sliding_attention"})
 
 #: Keys of sizes in the configs of all kinds of models.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -281,8 +270,8 @@ def _layer_kinds(raw: Mapping[str, object], layers: int) -> tuple[str, ...]:
     if raw.get("model_type") == "smollm3":
         return tuple("full_attention" if each else "sliding_attention" for each in rotated_layers(raw, layers))
     pattern = raw.get("sliding_window_pattern")
-    if pattern is None:
-        pattern = _PATTERNS.get(str(raw.get("model_type")))
+    if pattern is None and family is not None:
+        pattern = family.period
     if isinstance(pattern, str):  # like LLLG
         pattern = len(pattern)
     pattern = read_value({"sliding_window_pattern": pattern}, SIZE, "sliding_window_pattern", default=None)
@@ -296,12 +285,13 @@ def _layer_kinds(raw: Mapping[str, object], layers: int) -> tuple[str, ...]:
 
 def _stated_kinds(kinds: list[str], raw: Mapping[str, object]) -> tuple[str, ...]:
     """Return the kinds that ``layer_types`` lists. Raises ``config_key_unsupported`` for others than the family's."""
-    family = str(raw.get("model_type"))
+    name = str(raw.get("model_type"))
+    family = FAMILIES.get(name)
     for kind in kinds:
-        if family in FAMILIES and kind not in _KINDS.get(family, _WINDOWED) | {"full_attention"}:
-            reason = f"aiakq's {family} models have no such layers"
+        if family is not None and kind not in family.kinds | {"full_attention"}:
+            reason = f"aiakq's {name} models have no such layers"
             raise error("config_key_unsupported", key="layer_types", value=f"{kind!r:.64}", reason=reason)
-    if family == "llama4_text":
+    if name == "llama4_text":
         rotated = rotated_layers(raw, len(kinds))
         if any(each != (kind == "chunked_attention") for each, kind in zip(rotated, kinds, strict=True)):
             reason = "no_rope_layers names other layers"

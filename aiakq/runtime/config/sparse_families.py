@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from aiakq.runtime.config.family_keys import ATTENTION_BIAS, MULTIPLIERS, QWEN_WINDOW, Family, llama_keys
+from aiakq.runtime.config.family_keys import ATTENTION_BIAS, MULTIPLIERS, QWEN_WINDOW, RECURRENT, Family, llama_keys
 
 _QWEN_EXPERTS: dict[str, Any] = {
     "decoder_sparse_step": 1,
@@ -52,6 +52,7 @@ SPARSE: dict[str, Family] = {
         aliases=_EXPERTS_ALIAS,
         fixed=_NORMALIZED,
         unread=frozenset({"router_jitter_noise"}),  # in training only
+        theta=1e6,
     ),
     "qwen2_moe": Family(
         llama_keys(
@@ -95,6 +96,8 @@ SPARSE: dict[str, Family] = {
         aliases={**_EXPERTS_ALIAS, "experts_per_token": "num_experts_per_tok"},
         fixed=_NORMALIZED,
         unread=frozenset({"hidden_act", "initial_context_length"}),
+        theta=1.5e5,
+        period=2,
     ),
     "llama4_text": Family(
         llama_keys(
@@ -119,6 +122,8 @@ SPARSE: dict[str, Family] = {
             **ATTENTION_BIAS,
         ),
         unread=frozenset({"router_jitter_noise", "for_llm_compressor"}),
+        theta=5e5,
+        kinds=frozenset({"chunked_attention"}),
     ),
     "phimoe": Family(
         llama_keys(
@@ -132,7 +137,8 @@ SPARSE: dict[str, Family] = {
             router_jitter_noise=0.01,
             lm_head_bias=False,
             **ATTENTION_BIAS,
-        )
+        ),
+        theta=1e6,
     ),
     "olmoe": Family(
         llama_keys(
@@ -163,6 +169,7 @@ SPARSE: dict[str, Family] = {
         ),
         aliases={"layers_block_type": "layer_types"},
         fixed=_NORMALIZED,
+        kinds=RECURRENT,
     ),
     "glm4_moe": Family(
         llama_keys(
@@ -184,6 +191,7 @@ SPARSE: dict[str, Family] = {
             **ATTENTION_BIAS,
         ),
         aliases={"num_local_experts": "n_routed_experts"},
+        rotated=0.5,
     ),
     "deepseek_v2": Family(
         llama_keys(
@@ -238,6 +246,8 @@ SPARSE: dict[str, Family] = {
             **_MAMBA,
         ),
         unread=frozenset({"attn_rotary_emb"}),
+        rotated=0.5,
+        kinds=RECURRENT,
     ),
     "lfm2": Family(
         llama_keys(
@@ -256,6 +266,8 @@ SPARSE: dict[str, Family] = {
             layer_types=None,
         ),
         aliases={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
+        theta=1e6,
+        kinds=frozenset({"conv"}),
     ),
     "mamba2": Family(
         {
@@ -273,6 +285,7 @@ SPARSE: dict[str, Family] = {
             "tie_word_embeddings": False,
         },
         rotary=False,
+        kinds=RECURRENT,
     ),
     "qwen3_next": Family(
         llama_keys(
@@ -296,6 +309,8 @@ SPARSE: dict[str, Family] = {
                 "num_experts": 512,
                 "norm_topk_prob": True,
             },
-        )
+        ),
+        rotated=0.25,
+        kinds=RECURRENT,
     ),
 }
