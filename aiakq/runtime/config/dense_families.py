@@ -297,4 +297,38 @@ DENSE: dict[str, Family] = {
         unread=frozenset({"inference_runner", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input"}),
         rotary=False,
     ),
+    "stablelm": Family(
+        llama_keys(
+            ("rms_norm_eps",),
+            intermediate_size=6912,
+            num_key_value_heads=32,
+            max_position_embeddings=4096,
+            layer_norm_eps=1e-5,
+            use_qkv_bias=False,
+            qk_layernorm=False,
+            use_parallel_residual=False,
+        ),
+        rotated=0.25,
+    ),
+    "codegen": Family(
+        {**_GPT2, "n_positions": 2048, "rotary_dim": 64, "tie_word_embeddings": False},
+        aliases=_GPT2_ALIASES,
+        unread=frozenset({"n_ctx"}),
+        rotary=False,
+    ),
+    "gpt_neo": Family(
+        {
+            "max_position_embeddings": 2048,
+            "num_layers": 24,
+            "intermediate_size": None,
+            "attention_types": None,
+            "window_size": 256,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        aliases={"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
+        unread=frozenset({"attention_layers"}),
+        rotary=False,
+    ),
 }
