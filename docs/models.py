@@ -30,18 +30,25 @@ _QUICK: dict[str, Any] = {"samples": 8, "seqlen": 64, "evaluate": False, "device
 
 
 def main() -> None:
-    """Write the page; to see some rows only, name their cases as arguments."""
-    names = sys.argv[1:] or list(_module("runtime/models/test_matrix.py").CASES)
-    rows = []
+    """Write the page; to measure some rows only, name their cases as arguments."""
+    cases = list(_module("runtime/models/test_matrix.py").CASES)
+    names = sys.argv[1:] or cases
+    rows = _rows() if sys.argv[1:] else {}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         os.cpu_count(), mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
-        for row in pool.map(_row, names):
-            rows.append(row)
+        for name, row in zip(names, pool.map(_row, names), strict=True):
+            rows[name] = row
             print(row, flush=True)
-    if len(sys.argv) < 2:
-        (DOCS / "models.md").write_text(_page(rows), encoding="utf-8")
+    (DOCS / "models.md").write_text(_page([rows[name] for name in cases if name in rows]), encoding="utf-8")
+
+
+def _rows() -> dict[str, str]:
+    """The rows of the page by case."""
+    lines = (DOCS / "models.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| ")][1:]
+    return {row.split("|")[1].strip(): row for row in rows}
 
 
 @functools.cache

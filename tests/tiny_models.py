@@ -39,6 +39,14 @@ _LATENT = {
     "first_k_dense_replace": 1,
 }
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 24, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+_DELTA_RULE = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 32,
+}
 _GPT2 = {
     "vocab_size": 320,
     "n_embd": 128,
@@ -293,11 +301,44 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3NextForCausalLM": (
         "qwen3_next",
         {
-            **_LLAMA_LIKE, "num_hidden_layers": 3, "head_dim": 48, "rope_parameters": {**_PARTIAL, **_QUARTER},
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24,
-            "linear_value_head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+            **_LLAMA_LIKE, **_DELTA_RULE, "head_dim": 48, "rope_parameters": {**_PARTIAL, **_QUARTER},
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
             "shared_expert_intermediate_size": 256, "mlp_only_layers": [2],
+        },
+    ),
+    "Qwen3_5ForCausalLM": (
+        "qwen3_5_text",
+        {**_LLAMA_LIKE, **_DELTA_RULE, "head_dim": 48, "rope_parameters": {**_PARTIAL, **_QUARTER}},
+    ),
+    "Qwen3_5MoeForCausalLM": (
+        "qwen3_5_moe_text",
+        {
+            **_LLAMA_LIKE, **_DELTA_RULE, "head_dim": 48, "rope_parameters": {**_PARTIAL, **_QUARTER},
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+            "shared_expert_intermediate_size": 256,
+        },
+    ),
+    "Lfm2MoeForCausalLM": (
+        "lfm2_moe",
+        {
+            **_LLAMA_LIKE, "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+        },
+    ),
+    "StableLmForCausalLM": (
+        "stablelm",
+        {
+            **_LLAMA_LIKE, "rope_parameters": {**_PARTIAL, **_QUARTER}, "use_qkv_bias": True,
+            "use_parallel_residual": True,
+        },
+    ),
+    "CodeGenForCausalLM": ("codegen", {**_GPT2, "rotary_dim": 16}),
+    "GPTNeoForCausalLM": (
+        "gpt_neo",
+        {
+            "vocab_size": 320, "hidden_size": 128, "num_layers": 2, "num_heads": 4, "window_size": 8,
+            "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 512,
+            "bos_token_id": 0, "eos_token_id": 1,
         },
     ),
     # The family that the example plugin adds (tests/plugins).

@@ -44,6 +44,10 @@ ERNIE = {
 MAMBA = {
     "mamba_n_heads": 32, "mamba_d_head": 4, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 16,
 }  # fmt: skip
+DELTA_RULE = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
 
 #: Model type -> its config; what is written is served.
 SERVED: dict[str, dict[str, Any]] = {
@@ -63,16 +67,17 @@ SERVED: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {
         **MAMBA, **LOCAL, "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 32,
     },
-    "qwen3_next": {
-        **EXPERTS, **HEADS, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-        "shared_expert_intermediate_size": 32,
+    "qwen3_next": {**EXPERTS, **HEADS, **DELTA_RULE, "shared_expert_intermediate_size": 32},
+    "qwen3_5_text": {**HEADS, **DELTA_RULE}, "qwen3_5_moe_text": {
+        **EXPERTS, **HEADS, **DELTA_RULE, "shared_expert_intermediate_size": 32,
     },
+    "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba2": {"num_heads": 32, "head_dim": 4, "state_size": 16, "n_groups": 1, "chunk_size": 16},
+    "stablelm": {}, "codegen": {**GPT2, "rotary_dim": 16},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4, "window_size": 8},
 }  # fmt: skip
 #: What is written is for other programs, and the report says so.
 ELSEWHERE: dict[str, dict[str, Any]] = {
-    "stablelm": {},
     "falcon_h1": {**MAMBA, **HEADS, "mamba_d_ssm": 128},
 }  # fmt: skip
 #: Nothing would run what would be written.

@@ -100,6 +100,7 @@ DENSE: dict[str, Family] = {
         ),
         fixed={"use_bidirectional_attention": (False,)},
         unread=frozenset({"hidden_act", "cache_implementation"}),
+        period=2,
     ),
     "gemma3_text": Family(
         llama_keys(
@@ -122,6 +123,8 @@ DENSE: dict[str, Family] = {
         aliases={"_sliding_window_pattern": "sliding_window_pattern"},
         fixed={"attn_logit_softcapping": (), "use_bidirectional_attention": (False,)},
         unread=frozenset({"hidden_act", "cache_implementation"}),
+        theta=1e6,
+        period=6,
     ),
     **dict.fromkeys(
         ("glm", "glm4"),
@@ -133,7 +136,8 @@ DENSE: dict[str, Family] = {
                 max_position_embeddings=131072,
                 rms_norm_eps=1.5625e-07,
                 attention_bias=True,
-            )
+            ),
+            rotated=0.5,
         ),
     ),
     "cohere": Family(
@@ -146,7 +150,8 @@ DENSE: dict[str, Family] = {
             tie_word_embeddings=True,
             use_qk_norm=False,
             **ATTENTION_BIAS,
-        )
+        ),
+        theta=5e5,
     ),
     "cohere2": Family(
         llama_keys(
@@ -162,6 +167,7 @@ DENSE: dict[str, Family] = {
         ),
         aliases={"_sliding_window_pattern": "sliding_window_pattern"},
         unread=frozenset({"cache_implementation", "order_of_interleaved_layers"}),
+        period=4,
     ),
     "gptj": Family(
         {**_GPT2, "n_positions": 2048, "rotary_dim": 64, "tie_word_embeddings": False},
@@ -235,9 +241,14 @@ DENSE: dict[str, Family] = {
             qk_layernorm=False,
         ),
         unread=frozenset({"activation_function"}),
+        rotated=0.5,
     ),
     "olmo2": Family(llama_keys(rms_norm_eps=1e-5, **ATTENTION_BIAS)),
-    "olmo3": Family(llama_keys(rms_norm_eps=1e-5, **ATTENTION_BIAS, **WINDOW)),
+    "olmo3": Family(
+        llama_keys(rms_norm_eps=1e-5, **ATTENTION_BIAS, **WINDOW),
+        theta=5e5,
+        period=4,
+    ),
     "exaone4": Family(
         llama_keys(
             intermediate_size=16384, num_key_value_heads=32, rms_norm_eps=1e-5, sliding_window_pattern=4, **WINDOW
@@ -258,6 +269,7 @@ DENSE: dict[str, Family] = {
             **ATTENTION_BIAS,
         ),
         unread=frozenset({"max_window_layers"}),
+        theta=2e6,
     ),
     "starcoder2": Family(
         llama_keys(
@@ -283,6 +295,40 @@ DENSE: dict[str, Family] = {
         {**_GPT2, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
         aliases=_GPT2_ALIASES,
         unread=frozenset({"inference_runner", "pad_key_length", "pre_allocate_kv_cache", "validate_runner_input"}),
+        rotary=False,
+    ),
+    "stablelm": Family(
+        llama_keys(
+            ("rms_norm_eps",),
+            intermediate_size=6912,
+            num_key_value_heads=32,
+            max_position_embeddings=4096,
+            layer_norm_eps=1e-5,
+            use_qkv_bias=False,
+            qk_layernorm=False,
+            use_parallel_residual=False,
+        ),
+        rotated=0.25,
+    ),
+    "codegen": Family(
+        {**_GPT2, "n_positions": 2048, "rotary_dim": 64, "tie_word_embeddings": False},
+        aliases=_GPT2_ALIASES,
+        unread=frozenset({"n_ctx"}),
+        rotary=False,
+    ),
+    "gpt_neo": Family(
+        {
+            "max_position_embeddings": 2048,
+            "num_layers": 24,
+            "intermediate_size": None,
+            "attention_types": None,
+            "window_size": 256,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        aliases={"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
+        unread=frozenset({"attention_layers"}),
         rotary=False,
     ),
 }

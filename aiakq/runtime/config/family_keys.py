@@ -28,6 +28,10 @@ class Family:
     fixed     key -> the only values that are supported, besides null.
     unread    keys of transformers' class that its model does not compute with.
     rotary    whether positions are rotary: rope_parameters and its older spellings are keys.
+    theta     base of the rotary frequencies in a file without one.
+    rotated   the part of each head that is rotated in a file without ``partial_rotary_factor``; None: all of it.
+    kinds     kinds of layers besides full attention.
+    period    every so manieth layer has full attention and the others a window, unless the file says otherwise.
     """
 
     defaults: Mapping[str, object]
@@ -35,6 +39,10 @@ class Family:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
     rotary: bool = True
+    theta: float = 10000.0
+    rotated: float | None = None
+    kinds: frozenset[str] = frozenset({"sliding_attention"})
+    period: int | None = None
 
 
 LLAMA: dict[str, object] = {
@@ -47,6 +55,8 @@ LLAMA: dict[str, object] = {
     "tie_word_embeddings": False,
 }
 ATTENTION_BIAS: dict[str, Any] = {"attention_bias": False}
+#: The kinds of layers of families whose other layers have a state.
+RECURRENT = frozenset({"linear_attention"})
 WINDOW: dict[str, Any] = {"sliding_window": 4096, "layer_types": None}
 #: Qwen's windows, which are off unless use_sliding_window is on.
 QWEN_WINDOW: dict[str, Any] = {

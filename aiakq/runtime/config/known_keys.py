@@ -35,6 +35,10 @@ _MODEL_TYPES = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
+    "Lfm2MoeForCausalLM": "lfm2_moe",
+    "GPTNeoForCausalLM": "gpt_neo",
 }
 #: Read for every family: what it is, its weights, and lengths that only limit the context.
 _ALWAYS = frozenset(

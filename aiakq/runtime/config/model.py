@@ -26,17 +26,6 @@ _MAX_LAYERS = 10_000
 _RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
 #: Kinds of layers with a recurrent state instead of keys and values.
 _RECURRENT = frozenset({"conv", "linear_attention"})
-#: Families with a sliding window in all but every n-th layer, unless config.json says otherwise.
-_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gpt_oss": 2}
-
-
-#: Kinds of layers of native families, besides full attention.
-_KINDS: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(("bamba", "granitemoehybrid", "mamba2", "qwen3_next"), frozenset({"linear_attention"})),
-    "lfm2": frozenset({"conv"}),
-    "llama4_text": frozenset({"chunked_attention"}),
-}
-_WINDOWED = frozenset({"sliding_attention"})
 
 #: Keys of sizes in the configs of all kinds of models.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -246,7 +235,7 @@ def _first(raw: Mapping[str, object], *names: str) -> object:
 _LAYER = Constraint(type=int, low=0)
 _EPSILON = Constraint(type=float, above=0, high=math.nextafter(1, 0), expected="a number between 0 and 1")
 #: Model types for which transformers always uses one key-value head per query head.
-_UNSHARED_HEADS = frozenset({"bloom", "gpt2", "gptj", "mpt", "opt"})
+_UNSHARED_HEADS = frozenset({"bloom", "codegen", "gpt2", "gpt_neo", "gptj", "mpt", "opt"})
 
 
 def _kv_heads(raw: Mapping[str, object], stated: int, heads: int) -> int:
@@ -273,16 +262,16 @@ def _layer_kinds(raw: Mapping[str, object], layers: int) -> tuple[str, ...]:
         raise error("model_malformed", file="config.json", reason=reason)
     if kinds:
         return _stated_kinds([_RENAMED.get(str(kind), str(kind)) for kind in kinds[:layers]], raw)
-    recurrent = _recurrent_kinds(raw, layers)
-    if recurrent:
-        return recurrent
+    implied = _implied_kinds(raw, layers)
+    if implied:
+        return implied
     if raw.get("sliding_window") is None or _window_is_off(raw):
         return ("full_attention",) * layers
     if raw.get("model_type") == "smollm3":
         return tuple("full_attention" if each else "sliding_attention" for each in rotated_layers(raw, layers))
     pattern = raw.get("sliding_window_pattern")
-    if pattern is None:
-        pattern = _PATTERNS.get(str(raw.get("model_type")))
+    if pattern is None and family is not None:
+        pattern = family.period
     if isinstance(pattern, str):  # like LLLG
         pattern = len(pattern)
     pattern = read_value({"sliding_window_pattern": pattern}, SIZE, "sliding_window_pattern", default=None)
@@ -296,12 +285,13 @@ def _layer_kinds(raw: Mapping[str, object], layers: int) -> tuple[str, ...]:
 
 def _stated_kinds(kinds: list[str], raw: Mapping[str, object]) -> tuple[str, ...]:
     """Return the kinds that ``layer_types`` lists. Raises ``config_key_unsupported`` for others than the family's."""
-    family = str(raw.get("model_type"))
+    name = str(raw.get("model_type"))
+    family = FAMILIES.get(name)
     for kind in kinds:
-        if family in FAMILIES and kind not in _KINDS.get(family, _WINDOWED) | {"full_attention"}:
-            reason = f"aiakq's {family} models have no such layers"
+        if family is not None and kind not in family.kinds | {"full_attention"}:
+            reason = f"aiakq's {name} models have no such layers"
             raise error("config_key_unsupported", key="layer_types", value=f"{kind!r:.64}", reason=reason)
-    if family == "llama4_text":
+    if name == "llama4_text":
         rotated = rotated_layers(raw, len(kinds))
         if any(each != (kind == "chunked_attention") for each, kind in zip(rotated, kinds, strict=True)):
             reason = "no_rope_layers names other layers"
@@ -309,21 +299,32 @@ def _stated_kinds(kinds: list[str], raw: Mapping[str, object]) -> tuple[str, ...
     return tuple(kinds)
 
 
-def _recurrent_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """Return the kinds implied by the config of a recurrent family that does not list them; () for other families."""
+def _implied_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
+    """Return the kinds implied by the config of a family with other keys for them; () for other families."""
     kind = raw.get("model_type")
+    if kind == "gpt_neo":
+        return _repeated_kinds(raw.get("attention_types") or [[["global", "local"], 12]], layers)
     if kind in ("mamba2", "granitemoehybrid"):
         return ("linear_attention",) * layers
     if kind == "bamba":
         attention = raw.get("attn_layer_indices") or ()
         return tuple("full_attention" if layer in attention else "linear_attention" for layer in range(layers))
-    if kind == "qwen3_next":
+    if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         every = raw.get("full_attention_interval") or 4
         return tuple("linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers))
     attention = raw.get("full_attn_idxs")
     if kind == "lfm2" and isinstance(attention, list):
         return tuple("full_attention" if layer in attention else "conv" for layer in range(layers))
     return ()
+
+
+def _repeated_kinds(types: Any, layers: int) -> tuple[str, ...]:
+    """Return the kinds that GPT-Neo's lists of kinds [names, times] stand for. Raises ``model_malformed``."""
+    names = {"global": "full_attention", "local": "sliding_attention"}
+    if sum(len(each) * times for each, times in types) != layers:
+        reason = f"attention_types are those of another number of layers than {layers}"
+        raise error("model_malformed", file="config.json", reason=reason)
+    return tuple(names[name] for each, times in types for name in list(each) * times)
 
 
 def _window_is_off(raw: Mapping[str, object]) -> bool:
@@ -340,7 +341,7 @@ def _window_is_off(raw: Mapping[str, object]) -> bool:
 
 
 def _sliding_windows(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[int | None, ...]:
-    window = raw.get("sliding_window")
+    window = raw.get("window_size" if raw.get("model_type") == "gpt_neo" else "sliding_window")
     if window is not None and (type(window) not in (int, bool) or not 0 <= window < 2**31 or window is True):
         raise malformed("sliding_window", window)
     is_off = _window_is_off(raw)

@@ -9,16 +9,12 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import SIZE, read_value
 from aiakq.runtime.config.families import FAMILIES
+from aiakq.runtime.config.family_keys import Family
 
+#: What holds for models without a native family.
+_UNKNOWN = Family({})
 #: Aliases of scaling types.
 _RENAMED = {"su": "longrope"}
-#: Default rotary bases of families for which it is not 10000.
-_BASES = {
-    "cohere": 5e5, "gemma3_text": 1e6, "gpt_oss": 1.5e5, "lfm2": 1e6, "llama4_text": 5e5, "mixtral": 1e6, "olmo3": 5e5,
-    "phimoe": 1e6, "smollm3": 2e6,
-}  # fmt: skip
-#: Parts of each head that families rotate by default, if not the whole.
-_PARTS = {"bamba": 0.5, "glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "phi": 0.5, "qwen3_next": 0.25}
 #: Scaling of a family whose config.json has none.
 _SCALINGS: Mapping[str, Mapping[str, object]] = {
     "gpt_oss": {
@@ -147,14 +143,14 @@ def _complete(raw: Mapping[str, object], given: Mapping[str, Any]) -> dict[str, 
     if raw.get("model_type") == "phi3" and rope["rope_type"] == "yarn":
         rope["rope_type"] = "longrope"
     rope["rope_type"] = _RENAMED.get(rope["rope_type"], rope["rope_type"])
-    base = _BASES.get(str(raw.get("model_type")), 10000.0)
-    bases = (rope.get("rope_theta"), raw.get("rope_theta"), raw.get("rotary_emb_base"), base)
+    family = FAMILIES.get(str(raw.get("model_type")), _UNKNOWN)
+    bases = (rope.get("rope_theta"), raw.get("rope_theta"), raw.get("rotary_emb_base"), family.theta)
     rope["rope_theta"] = next(each for each in bases if each is not None)
     if not 0 < rope["rope_theta"] < math.inf:
         raise _malformed(f"rope_theta is {rope['rope_theta']!r:.64}")
     part = raw.get("partial_rotary_factor", raw.get("rotary_pct"))
     if part is None or raw.get("model_type") == "bamba":  # whose class has it fixed
-        part = _PARTS.get(str(raw.get("model_type")))
+        part = family.rotated
     if part is not None:
         rope.setdefault("partial_rotary_factor", part)
     original = raw.get("original_max_position_embeddings")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from aiakq.runtime.config.family_keys import ATTENTION_BIAS, MULTIPLIERS, QWEN_WINDOW, Family, llama_keys
+from aiakq.runtime.config.family_keys import ATTENTION_BIAS, MULTIPLIERS, QWEN_WINDOW, RECURRENT, Family, llama_keys
 
 _QWEN_EXPERTS: dict[str, Any] = {
     "decoder_sparse_step": 1,
@@ -34,6 +34,15 @@ _MAMBA: dict[str, Any] = {
     "mamba_proj_bias": False,
     "time_step_limit": (0.0, math.inf),
 }
+_DELTA_RULE: dict[str, Any] = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "layer_types": None,
+    "full_attention_interval": 4,
+}
 #: Of families that always normalize the weights of the chosen experts.
 _NORMALIZED: dict[str, tuple[object, ...]] = {"norm_topk_prob": (True,)}
 _EXPERTS_ALIAS = {"num_experts": "num_local_experts"}
@@ -52,6 +61,7 @@ SPARSE: dict[str, Family] = {
         aliases=_EXPERTS_ALIAS,
         fixed=_NORMALIZED,
         unread=frozenset({"router_jitter_noise"}),  # in training only
+        theta=1e6,
     ),
     "qwen2_moe": Family(
         llama_keys(
@@ -95,6 +105,8 @@ SPARSE: dict[str, Family] = {
         aliases={**_EXPERTS_ALIAS, "experts_per_token": "num_experts_per_tok"},
         fixed=_NORMALIZED,
         unread=frozenset({"hidden_act", "initial_context_length"}),
+        theta=1.5e5,
+        period=2,
     ),
     "llama4_text": Family(
         llama_keys(
@@ -119,6 +131,8 @@ SPARSE: dict[str, Family] = {
             **ATTENTION_BIAS,
         ),
         unread=frozenset({"router_jitter_noise", "for_llm_compressor"}),
+        theta=5e5,
+        kinds=frozenset({"chunked_attention"}),
     ),
     "phimoe": Family(
         llama_keys(
@@ -132,7 +146,8 @@ SPARSE: dict[str, Family] = {
             router_jitter_noise=0.01,
             lm_head_bias=False,
             **ATTENTION_BIAS,
-        )
+        ),
+        theta=1e6,
     ),
     "olmoe": Family(
         llama_keys(
@@ -163,6 +178,7 @@ SPARSE: dict[str, Family] = {
         ),
         aliases={"layers_block_type": "layer_types"},
         fixed=_NORMALIZED,
+        kinds=RECURRENT,
     ),
     "glm4_moe": Family(
         llama_keys(
@@ -184,6 +200,7 @@ SPARSE: dict[str, Family] = {
             **ATTENTION_BIAS,
         ),
         aliases={"num_local_experts": "n_routed_experts"},
+        rotated=0.5,
     ),
     "deepseek_v2": Family(
         llama_keys(
@@ -238,6 +255,8 @@ SPARSE: dict[str, Family] = {
             **_MAMBA,
         ),
         unread=frozenset({"attn_rotary_emb"}),
+        rotated=0.5,
+        kinds=RECURRENT,
     ),
     "lfm2": Family(
         llama_keys(
@@ -256,6 +275,8 @@ SPARSE: dict[str, Family] = {
             layer_types=None,
         ),
         aliases={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
+        theta=1e6,
+        kinds=frozenset({"conv"}),
     ),
     "mamba2": Family(
         {
@@ -273,6 +294,7 @@ SPARSE: dict[str, Family] = {
             "tie_word_embeddings": False,
         },
         rotary=False,
+        kinds=RECURRENT,
     ),
     "qwen3_next": Family(
         llama_keys(
@@ -280,14 +302,8 @@ SPARSE: dict[str, Family] = {
             num_key_value_heads=2,
             max_position_embeddings=32768,
             head_dim=256,
-            linear_conv_kernel_dim=4,
-            linear_key_head_dim=128,
-            linear_value_head_dim=128,
-            linear_num_key_heads=16,
-            linear_num_value_heads=32,
             shared_expert_intermediate_size=512,
-            layer_types=None,
-            full_attention_interval=4,
+            **_DELTA_RULE,
             **ATTENTION_BIAS,
             **{
                 **_QWEN_EXPERTS,
@@ -296,6 +312,61 @@ SPARSE: dict[str, Family] = {
                 "num_experts": 512,
                 "norm_topk_prob": True,
             },
-        )
+        ),
+        rotated=0.25,
+        kinds=RECURRENT,
+    ),
+    "qwen3_5_text": Family(
+        llama_keys(
+            intermediate_size=12288,
+            num_key_value_heads=4,
+            max_position_embeddings=32768,
+            head_dim=256,
+            **ATTENTION_BIAS,
+            **_DELTA_RULE,
+        ),
+        rotated=0.25,
+        kinds=RECURRENT,
+    ),
+    "qwen3_5_moe_text": Family(
+        llama_keys(
+            ("intermediate_size",),
+            num_key_value_heads=2,
+            max_position_embeddings=32768,
+            head_dim=256,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+            num_experts_per_tok=8,
+            num_experts=256,
+            **ATTENTION_BIAS,
+            **_DELTA_RULE,
+        ),
+        aliases={"num_local_experts": "num_experts"},
+        fixed=_NORMALIZED,
+        rotated=0.25,
+        kinds=RECURRENT,
+    ),
+    "lfm2_moe": Family(
+        llama_keys(
+            ("rms_norm_eps", "hidden_act", "head_dim"),
+            intermediate_size=7168,
+            moe_intermediate_size=1792,
+            num_key_value_heads=8,
+            max_position_embeddings=128000,
+            norm_eps=1e-5,
+            tie_word_embeddings=True,
+            conv_bias=False,
+            conv_L_cache=3,
+            num_dense_layers=2,
+            num_experts_per_tok=4,
+            num_experts=32,
+            use_expert_bias=True,
+            routed_scaling_factor=1.0,
+            norm_topk_prob=True,
+            layer_types=None,
+        ),
+        aliases={"tie_embedding": "tie_word_embeddings"},
+        theta=1e6,
+        kinds=frozenset({"conv"}),
     ),
 }

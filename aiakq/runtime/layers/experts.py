@@ -58,6 +58,7 @@ class SigmoidRouting:
     groups      (number of expert groups, number of groups that a token's experts may be in): the groups with the
                 largest sum of their top two.
     normalize, scale  as in SoftmaxRouting.
+    epsilon     added to the sum by which weights are normalized.
     """
 
     top_k: int
@@ -66,6 +67,7 @@ class SigmoidRouting:
     sigmoid: Activation
     correction: Tensor | None = None
     groups: tuple[int, int] = (1, 1)
+    epsilon: float = 0.0
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """scores [T, E]; see Routing."""
@@ -74,7 +76,7 @@ class SigmoidRouting:
         biased = weights if self.correction is None else weights + self.correction
         biased = _mask_groups(biased, self.groups, top=2, fill=float("-inf"))
         selected = biased.topk(self.top_k, dim=-1).indices
-        return _scaled(weights.gather(-1, selected), self.normalize, self.scale), selected
+        return _scaled(weights.gather(-1, selected), self.normalize, self.scale, self.epsilon), selected
 
 
 def _mask_groups(weights: Tensor, groups: tuple[int, int], top: int, fill: float) -> Tensor:
@@ -88,9 +90,10 @@ def _mask_groups(weights: Tensor, groups: tuple[int, int], top: int, fill: float
     return grouped.masked_fill(mask.unsqueeze(-1), fill).flatten(-2)
 
 
-def _scaled(weights: Tensor, normalize: bool, scale: float) -> Tensor:
+def _scaled(weights: Tensor, normalize: bool, scale: float, epsilon: float = 0.0) -> Tensor:
     if normalize:
-        weights = weights / weights.sum(-1, keepdim=True)
+        total = weights.sum(-1, keepdim=True)
+        weights = weights / (total + epsilon if epsilon else total)
     return weights if scale == 1 else weights * scale
 
 

@@ -59,6 +59,12 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
         "Lfm2ForCausalLM": "aiakq.runtime.models.lfm2",
         "Mamba2ForCausalLM": "aiakq.runtime.models.mamba2",
         "Qwen3NextForCausalLM": "aiakq.runtime.models.qwen3_next",
+        "Qwen3_5ForCausalLM": "aiakq.runtime.models.qwen3_5",
+        "Qwen3_5MoeForCausalLM": "aiakq.runtime.models.qwen3_5",
+        "Lfm2MoeForCausalLM": "aiakq.runtime.models.lfm2_moe",
+        "StableLmForCausalLM": "aiakq.runtime.models.stablelm",
+        "CodeGenForCausalLM": "aiakq.runtime.models.codegen",
+        "GPTNeoForCausalLM": "aiakq.runtime.models.gpt_neo",
     },
 )
 

@@ -12,7 +12,12 @@ from aiakq.runtime.models.mixture import Mixture, size
 
 
 class Qwen2MoeBuilder(DecoderBuilder):
-    """Qwen2 with experts."""
+    """Qwen2 with experts.
+
+    normalizes  whether the weights of a token's experts are normalized in models whose config does not say so.
+    """
+
+    normalizes = False
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -23,7 +28,7 @@ class Qwen2MoeBuilder(DecoderBuilder):
         if not is_sparse(self.config, layer):
             return super().mlp(layer)
         prefix, config = self.layer_name(layer, "mlp"), self.config
-        sparse = mixture(config, layer).build(config, self.weights)
+        sparse = mixture(config, layer, self.normalizes).build(config, self.weights)
         width = size(config.raw, "shared_expert_intermediate_size")
         sparse.shared = gated(config, self.weights, f"{prefix}.shared_expert", width)
         gate = f"{prefix}.shared_expert_gate"
@@ -42,7 +47,7 @@ def is_sparse(config: ModelConfig, layer: int) -> bool:
     return layer not in (config.raw.get("mlp_only_layers") or ()) and (layer + 1) % step == 0
 
 
-def mixture(config: ModelConfig, layer: int) -> Mixture:
+def mixture(config: ModelConfig, layer: int, normalizes: bool = False) -> Mixture:
     """Return the experts of a layer of Qwen2-MoE or Qwen3-MoE."""
     raw = config.raw
     return Mixture(
@@ -51,7 +56,7 @@ def mixture(config: ModelConfig, layer: int) -> Mixture:
         names=("gate_proj", "up_proj", "down_proj"),
         count=size(raw, "num_experts", "num_local_experts"),
         width=size(raw, "moe_intermediate_size"),
-        routing=SoftmaxRouting(size(raw, "num_experts_per_tok"), bool(raw.get("norm_topk_prob", False))),
+        routing=SoftmaxRouting(size(raw, "num_experts_per_tok"), bool(raw.get("norm_topk_prob", normalizes))),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from aiakq.errors import error
+from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import REPLICATED, Column, Row
 from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec
 from aiakq.runtime.config.model import ModelConfig
@@ -51,8 +52,19 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
             self.ops,
         )
 
+    def recurrence_inputs(self, prefix: str, spec: RecurrenceSpec) -> tuple[LinearLayer, LinearLayer]:
+        """Return the projections to queries, keys, values and output gates, and to the two gates of a head."""
+        D, shared = self.config.hidden_size, spec.num_heads // spec.num_key_heads
+        values = shared * spec.value_dim
+        mixed = rows_by_part(spec.num_key_heads, spec.key_dim, spec.key_dim, values, values)
+        gates = rows_by_part(spec.num_key_heads, shared, shared)
+        return (
+            self.weights.linear(f"{prefix}.in_proj_qkvz", len(mixed), D, rows=mixed),
+            self.weights.linear(f"{prefix}.in_proj_ba", len(gates), D, rows=gates, role=REPLICATED),
+        )
+
     def delta_rule(self, layer: int) -> GatedRecurrence:
-        """Return the gated delta rule of a layer with its projections, which are stored interleaved by key head."""
+        """Return the gated delta rule of a layer with its projections."""
         config, weights, prefix = self.config, self.weights, self.layer_name(layer, "linear_attn")
         raw, D = config.raw, config.hidden_size
         heads, key_heads = size(raw, "linear_num_value_heads"), size(raw, "linear_num_key_heads")
@@ -62,9 +74,6 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
             raise error("model_malformed", file="config.json", reason=reason)
         if config.activation not in ("silu", "swish"):
             raise unsupported(config, f"its activation function is {config.activation:.64}")
-        shared = heads // key_heads
-        mixed = rows_by_part(key_heads, key_dim, key_dim, shared * value_dim, shared * value_dim)
-        gates = rows_by_part(key_heads, shared, shared)
         spec = RecurrenceSpec(
             "delta_rule",
             num_heads=heads,
@@ -78,8 +87,7 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
         # A per-head norm with a weight shared by all heads.
         weight = weights.tensor(f"{prefix}.norm.weight", value_dim).repeat(heads)
         return GatedRecurrence(
-            weights.linear(f"{prefix}.in_proj_qkvz", len(mixed), D, rows=mixed),
-            weights.linear(f"{prefix}.in_proj_ba", len(gates), D, rows=gates, role=REPLICATED),
+            *self.recurrence_inputs(prefix, spec),
             ConvolutionSpec(weights.tensor(f"{prefix}.conv1d.weight", spec.width, 1, taps).squeeze(1), silu=True),
             spec,
             self.ops.gated_norm(weight, value_dim, config.norm_eps, gate_first=False),

@@ -54,7 +54,7 @@ def multimodal(text: Path, folder: Path, architecture: str, spelling: str) -> Pa
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "MistralForCausalLM"])
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "MistralForCausalLM", "Qwen3_5ForCausalLM"])
 def test_the_text_part_is_served_and_the_rest_is_named(architecture, spelling, tiny_model, tmp_path):
     text = tiny_model(architecture)
     folder = multimodal(text, tmp_path / "model", "SomeForConditionalGeneration", spelling)

@@ -29,7 +29,7 @@ LENGTHS = (1, 9, 33)
 NUM_TOKENS = 4
 #: Nats; float32 sums in another order.
 TOLERANCE = 3e-4
-TOLERANCES = {"Qwen3NextForCausalLM": 6e-4}
+TOLERANCES = dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), 6e-4)
 ARGUMENTS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 128,

@@ -18,7 +18,7 @@ VOCABULARY = 320
 LENGTHS = (1, 2, 3, 7, 16, 17, 50, 60)
 #: Nats; float32 sums in another order.
 TOLERANCE = 2e-4
-TOLERANCES = {"Qwen3NextForCausalLM": 6e-4}
+TOLERANCES = dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), 6e-4)
 ARGUMENTS = {
     "dtype": "float32",
     "max_model_len": 128,

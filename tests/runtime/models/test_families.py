@@ -22,7 +22,7 @@ LENGTHS = (1, 2, 3, 7, 16, 17, 50, 90, 60)
 TOLERANCE = 1e-4
 #: Where transformers' own float32 is further than that from its float64: the chunked form of the delta rule by 1.5e-4,
 #: ours by 0.8e-4.
-TOLERANCES = {"Qwen3NextForCausalLM": 3e-4}
+TOLERANCES = dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), 3e-4)
 MODES: dict[str, dict[str, Any]] = {
     "batch": {},
     "chunks": {"max_num_batched_tokens": 16, "max_num_seqs": 8, "enable_chunked_prefill": True},
