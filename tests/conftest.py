@@ -18,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import lanes
 import process_failures
+import random_examples
 from tiny_models import PLAIN_NORMS, TINY
 
 try:
@@ -50,7 +51,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fail tests whose processes fail unnoticed."""
+    """Choose the examples of hypothesis, and fail tests whose processes fail unnoticed."""
+    random_examples.load_profile(config.getoption("--fuzz"))
     config.pluginmanager.register(process_failures, "process_failures")
 
 
@@ -61,6 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--lane", choices=[*lanes.LANES, "rest"], help="run a part of the tests; rest: what quick leaves out"
     )
     group.addoption("--shard", metavar="I/N", help="run the I-th of N parts of the tests")
+    group.addoption(
+        "--fuzz", metavar="N", type=int, help="draw N times as many examples of hypothesis, from a random seed"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
