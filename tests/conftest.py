@@ -71,14 +71,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that are not in the lane or the shard."""
     lane, shard = config.getoption("--lane"), config.getoption("--shard")
+    seconds = lanes.seconds_of_functions()
     kept = {item.nodeid for item in items}
     if lane:
         limits = lanes.LANES.get(lane, lanes.LANES["quick"])
         names = [item.nodeid for item in items if limits.every_file or not item.get_closest_marker("slow")]
-        quick = lanes.chosen(names, limits, lanes.seconds_of_functions())
+        quick = lanes.chosen(names, limits, seconds)
         kept = kept - quick if lane == "rest" else quick
     if shard:
-        kept = {name for name in kept if lanes.in_shard(name, shard)}
+        kept = {name for name in kept if lanes.in_shard(name, shard, seconds)}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
 

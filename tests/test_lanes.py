@@ -42,9 +42,20 @@ def test_cases_are_spread_over_the_grid(count):
 
 
 def test_shards_are_parts_of_all():
-    names = cases("tests/a.py::test", 100)
-    parts = [{name for name in names if lanes.in_shard(name, f"{number}/3")} for number in (1, 2, 3)]
-    assert set.union(*parts) == set(names) and sum(map(len, parts)) == 100 and min(map(len, parts)) > 10
+    names = [name for file in range(50) for name in cases(f"tests/{file}.py::test", 4)]
+    parts = [{name for name in names if lanes.in_shard(name, f"{number}/3", {})} for number in (1, 2, 3)]
+    assert set.union(*parts) == set(names) and sum(map(len, parts)) == 200 and min(map(len, parts)) > 20
+
+
+def test_a_shard_has_whole_files_but_for_cases_that_take_long():
+    names = [*cases("tests/a.py::test_long", 40), *cases("tests/a.py::test_short", 40), "tests/a.py::test_other"]
+    parts = [
+        {name for name in names if lanes.in_shard(name, f"{number}/4", {"tests/a.py::test_long": 9.0})}
+        for number in (1, 2, 3, 4)
+    ]
+    short = set(cases("tests/a.py::test_short", 40)) | {"tests/a.py::test_other"}
+    assert sorted(len(part & short) for part in parts) == [0, 0, 0, 41]
+    assert min(len(part - short) for part in parts) > 3
 
 
 def test_durations_are_read_from_a_report(tmp_path, monkeypatch):
