@@ -60,7 +60,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options that choose a part of the tests; see lanes.py."""
     group = parser.getgroup("aiakq")
     group.addoption(
-        "--lane", choices=[*lanes.LANES, "rest"], help="run a part of the tests; rest: what quick leaves out"
+        "--lane",
+        choices=[*lanes.LANES, *lanes.LANES_OF_CI],
+        help="run a part of the tests; rest: what quick leaves out; ci: quick and the shard of the rest",
     )
     group.addoption("--shard", metavar="I/N", help="run the I-th of N parts of the tests")
     group.addoption(
@@ -70,16 +72,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that are not in the lane or the shard."""
-    lane, shard = config.getoption("--lane"), config.getoption("--shard")
-    seconds = lanes.seconds_of_functions()
-    kept = {item.nodeid for item in items}
-    if lane:
-        limits = lanes.LANES.get(lane, lanes.LANES["quick"])
-        names = [item.nodeid for item in items if limits.every_file or not item.get_closest_marker("slow")]
-        quick = lanes.chosen(names, limits, seconds)
-        kept = kept - quick if lane == "rest" else quick
-    if shard:
-        kept = {name for name in kept if lanes.in_shard(name, shard, seconds)}
+    slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
+    names = [item.nodeid for item in items]
+    try:
+        kept = lanes.selected(names, slow, config.getoption("--lane"), config.getoption("--shard"))
+    except ValueError as failure:
+        raise pytest.UsageError(str(failure)) from failure
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
 

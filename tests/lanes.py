@@ -15,7 +15,7 @@ import json
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -47,12 +47,35 @@ class Lane:
 
 
 LANES = {"fast": Lane(0.15, 0.4, 8, every_file=False), "quick": Lane(0.6, 1.5, 64)}
+#: What the quick lane leaves out; the quick lane and a shard of that.
+LANES_OF_CI = ("rest", "ci")
 
 
 def seconds_of_functions() -> dict[str, float]:
     """Return the seconds of one case by function, such as ``tests/test_cli.py::test_help``."""
     found: dict[str, float] = json.loads(FILE.read_text())
     return found
+
+
+def selected(node_ids: Sequence[str], slow: Collection[str], lane: str | None, shard: str | None) -> set[str]:
+    """Return those of the tests that a lane and a shard run; of the lane ``ci``, only the rest is in shards.
+
+    slow  tests that are marked as slow.
+    Raises ValueError if the lane ``ci`` has no shard.
+    """
+    if lane == "ci" and not shard:
+        raise ValueError("--lane ci needs --shard")
+    seconds = seconds_of_functions()
+    every = set(node_ids)
+    quick: set[str] = set()
+    if lane:
+        limits = LANES.get(lane, LANES["quick"])
+        names = [name for name in node_ids if limits.every_file or name not in slow]
+        quick = chosen(names, limits, seconds)
+    kept = quick if lane in LANES else every - quick
+    if shard:
+        kept = {name for name in kept if in_shard(name, shard, seconds)}
+    return kept | quick if lane == "ci" else kept
 
 
 def chosen(node_ids: Sequence[str], lane: Lane, seconds: Mapping[str, float]) -> set[str]:
