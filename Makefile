@@ -2,6 +2,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+# Without bytecode, each of the processes that commands and tests start would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # Two at a time: many tests wait for servers.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
 
@@ -45,10 +47,10 @@ $(VENV)/.native: setup.py kernels/cpu/build.py $(wildcard kernels/cpu/src/*) | $
 quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four ways, serve, ask, measure, compare
 	@$(BIN)/python examples/quickstart.py
 
-test: $(VENV)/.test $(VENV)/.native  ## every kind of test, on the CPU, without a network; large grids in part
-	KERNEL_COMPILE=quick $(PYTEST) --lane quick
+test: $(VENV)/.test $(VENV)/.native  ## every kind of test, on the CPU, without a network; large grids in part; SHARD=1/8: and an eighth of the rest
+	KERNEL_COMPILE=quick $(PYTEST) $(if $(SHARD),--lane ci --shard $(SHARD),--lane quick)
 
-test-all: $(VENV)/.test $(VENV)/.native  ## every test; SHARD=1/4: what `make test` leaves out, the first quarter of it
+test-all: $(VENV)/.test $(VENV)/.native  ## every test; SHARD=1/8: only what `make test SHARD=1/8` has beside `make test`
 	$(PYTEST) $(if $(SHARD),--lane rest --shard $(SHARD))
 
 test-fast: $(VENV)/.test $(VENV)/.native  ## the tests that take a moment
@@ -82,9 +84,11 @@ soak: $(VENV)/.test $(VENV)/.native  ## hours: the engine under the simulator, t
 hostile: $(VENV)/.test $(VENV)/.native  ## malicious checkpoints and tokenizers, each refused or harmless; minutes
 	$(BIN)/python tests/hostile_models/run.py $(HOSTILE)
 
-# FUZZ="--seed 7 --only gguf" runs other cases.
-fuzz: $(VENV)/.test $(VENV)/.native  ## mutated files of every format that is read, each refused or with its values; minutes
+# FUZZ="--seed 7 --only gguf" runs other cases; EXAMPLES=100 draws 100 times as many examples as the suite.
+EXAMPLES ?= 20
+fuzz: $(VENV)/.test $(VENV)/.native  ## mutated files of every format, then the tests of hypothesis with random examples; an hour
 	$(BIN)/python tests/hostile_models/mutated.py $(FUZZ)
+	$(PYTEST) -m hypothesis --timeout 0 --fuzz $(EXAMPLES)
 
 FRAMEWORKS ?= $(VENV)/frameworks
 frameworks: $(VENV)/.test $(VENV)/.native  ## LangChain, LiteLLM, LlamaIndex, Codex and Claude Code against a server; installs them

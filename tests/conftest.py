@@ -18,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import lanes
 import process_failures
+import random_examples
 from tiny_models import PLAIN_NORMS, TINY
 
 try:
@@ -50,7 +51,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fail tests whose processes fail unnoticed."""
+    """Choose the examples of hypothesis, and fail tests whose processes fail unnoticed."""
+    random_examples.load_profile(config.getoption("--fuzz"))
     config.pluginmanager.register(process_failures, "process_failures")
 
 
@@ -58,22 +60,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options that choose a part of the tests; see lanes.py."""
     group = parser.getgroup("aiakq")
     group.addoption(
-        "--lane", choices=[*lanes.LANES, "rest"], help="run a part of the tests; rest: what quick leaves out"
+        "--lane",
+        choices=[*lanes.LANES, *lanes.LANES_OF_CI],
+        help="run a part of the tests; rest: what quick leaves out; ci: quick and the shard of the rest",
     )
     group.addoption("--shard", metavar="I/N", help="run the I-th of N parts of the tests")
+    group.addoption(
+        "--fuzz", metavar="N", type=int, help="draw N times as many examples of hypothesis, from a random seed"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that are not in the lane or the shard."""
-    lane, shard = config.getoption("--lane"), config.getoption("--shard")
-    kept = {item.nodeid for item in items}
-    if lane:
-        limits = lanes.LANES.get(lane, lanes.LANES["quick"])
-        names = [item.nodeid for item in items if limits.every_file or not item.get_closest_marker("slow")]
-        quick = lanes.chosen(names, limits, lanes.seconds_of_functions())
-        kept = kept - quick if lane == "rest" else quick
-    if shard:
-        kept = {name for name in kept if lanes.in_shard(name, shard)}
+    slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
+    names = [item.nodeid for item in items]
+    try:
+        kept = lanes.selected(names, slow, config.getoption("--lane"), config.getoption("--shard"))
+    except ValueError as failure:
+        raise pytest.UsageError(str(failure)) from failure
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
 

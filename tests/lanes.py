@@ -4,6 +4,9 @@ Cases of a test function are alike: a lane runs as many of them as take a few se
 evenly over its parameters, and leaves out a function of which one case takes longer than that. The cheapest function of
 every file is run nevertheless, unless the lane leaves out what is marked as slow. ``python tests/lanes.py JUNIT_XML``
 writes ``durations.json`` from a run of all tests.
+
+What ``make test`` leaves out runs in shards, one with every commit. A shard has whole files, so that their servers and
+models are started once; only cases that take longer than those are spread.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import json
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -21,6 +24,10 @@ HERE = Path(__file__).resolve().parent
 FILE = HERE / "durations.json"
 #: Seconds per case below which nothing is recorded.
 NEGLIGIBLE = 0.02
+#: Seconds per case above which the cases of a file are spread over the shards.
+LONG = 5.0
+#: The shards of eight take about the same time with it.
+SALT = 69
 
 
 @dataclass(frozen=True)
@@ -39,13 +46,36 @@ class Lane:
     every_file: bool = True
 
 
-LANES = {"fast": Lane(0.15, 0.4, 8, every_file=False), "quick": Lane(0.6, 3.0, 64)}
+LANES = {"fast": Lane(0.15, 0.4, 8, every_file=False), "quick": Lane(0.6, 1.5, 64)}
+#: What the quick lane leaves out; the quick lane and a shard of that.
+LANES_OF_CI = ("rest", "ci")
 
 
 def seconds_of_functions() -> dict[str, float]:
     """Return the seconds of one case by function, such as ``tests/test_cli.py::test_help``."""
     found: dict[str, float] = json.loads(FILE.read_text())
     return found
+
+
+def selected(node_ids: Sequence[str], slow: Collection[str], lane: str | None, shard: str | None) -> set[str]:
+    """Return those of the tests that a lane and a shard run; of the lane ``ci``, only the rest is in shards.
+
+    slow  tests that are marked as slow.
+    Raises ValueError if the lane ``ci`` has no shard.
+    """
+    if lane == "ci" and not shard:
+        raise ValueError("--lane ci needs --shard")
+    seconds = seconds_of_functions()
+    every = set(node_ids)
+    quick: set[str] = set()
+    if lane:
+        limits = LANES.get(lane, LANES["quick"])
+        names = [name for name in node_ids if limits.every_file or name not in slow]
+        quick = chosen(names, limits, seconds)
+    kept = quick if lane in LANES else every - quick
+    if shard:
+        kept = {name for name in kept if in_shard(name, shard, seconds)}
+    return kept | quick if lane == "ci" else kept
 
 
 def chosen(node_ids: Sequence[str], lane: Lane, seconds: Mapping[str, float]) -> set[str]:
@@ -83,10 +113,11 @@ def spread(cases: Sequence[str], count: int) -> list[str]:
     return [cases[number * (len(cases) - 1) // (count - 1)] for number in range(count)]
 
 
-def in_shard(node_id: str, shard: str) -> bool:
-    """Return whether a test is in the shard ``I/N``, I from 1 to N; a file's cases are spread over all shards."""
+def in_shard(node_id: str, shard: str, seconds: Mapping[str, float]) -> bool:
+    """Return whether a test is in the shard ``I/N``, I from 1 to N; the short tests of a file are all in one."""
     number, _, count = shard.partition("/")
-    return crc32(node_id.encode()) % int(count) == int(number) - 1
+    part = node_id if seconds.get(function_of(node_id), 0.0) > LONG else node_id.partition("::")[0]
+    return crc32(f"{SALT}{part}".encode()) % int(count) == int(number) - 1
 
 
 def record(junit: Path) -> None:

@@ -42,9 +42,39 @@ def test_cases_are_spread_over_the_grid(count):
 
 
 def test_shards_are_parts_of_all():
-    names = cases("tests/a.py::test", 100)
-    parts = [{name for name in names if lanes.in_shard(name, f"{number}/3")} for number in (1, 2, 3)]
-    assert set.union(*parts) == set(names) and sum(map(len, parts)) == 100 and min(map(len, parts)) > 10
+    names = [name for file in range(50) for name in cases(f"tests/{file}.py::test", 4)]
+    parts = [{name for name in names if lanes.in_shard(name, f"{number}/3", {})} for number in (1, 2, 3)]
+    assert set.union(*parts) == set(names) and sum(map(len, parts)) == 200 and min(map(len, parts)) > 20
+
+
+def test_a_shard_has_whole_files_but_for_cases_that_take_long():
+    names = [*cases("tests/a.py::test_long", 40), *cases("tests/a.py::test_short", 40), "tests/a.py::test_other"]
+    parts = [
+        {name for name in names if lanes.in_shard(name, f"{number}/4", {"tests/a.py::test_long": 9.0})}
+        for number in (1, 2, 3, 4)
+    ]
+    short = set(cases("tests/a.py::test_short", 40)) | {"tests/a.py::test_other"}
+    assert sorted(len(part & short) for part in parts) == [0, 0, 0, 41]
+    assert min(len(part - short) for part in parts) > 3
+
+
+def test_ci_runs_the_quick_lane_and_all_the_rest_in_turn(monkeypatch):
+    monkeypatch.setattr(lanes, "seconds_of_functions", lambda: {"tests/7.py::test": 9.0, "tests/8.py::test": 0.3})
+    names = [name for file in range(40) for name in cases(f"tests/{file}.py::test", 70)]
+    names += cases("tests/7.py::test_short", 2)
+    quick, rest = lanes.selected(names, (), "quick", None), lanes.selected(names, (), "rest", None)
+    assert quick | rest == set(names) and not quick & rest and len(rest) == 38 * 6 + 70 + 68
+    parts = [lanes.selected(names, (), "ci", f"{number}/8") for number in range(1, 9)]
+    assert set.union(*parts) == set(names) and all(quick < part for part in parts)
+    assert sum(len(part - quick) for part in parts) == len(rest)
+    with pytest.raises(ValueError, match="--shard"):
+        lanes.selected(names, (), "ci", None)
+
+
+def test_slow_tests_are_not_in_the_fast_lane():
+    names = ["tests/a.py::test_a", "tests/a.py::test_b"]
+    assert lanes.selected(names, {names[0]}, "fast", None) == {names[1]}
+    assert lanes.selected(names, {names[0]}, None, None) == set(names)
 
 
 def test_durations_are_read_from_a_report(tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ from tests.format_names import INTEGERS
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/config.json") if "quantization_config" in path.read_text())
-quick = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 # --- write, then read ------------------------------------------------------------------------------------------------

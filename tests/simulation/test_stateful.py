@@ -339,6 +339,6 @@ def test_output_that_is_unread_when_the_engine_ends(steps, complete, final_only)
 
 # Derandomized: every run makes the same search, so that a failure is reproducible.
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)
+TestEngine.settings = settings(stateful_step_count=50)
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)
+TestManager.settings = settings(stateful_step_count=50)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_examples import examples
 
 from aiakq.kernels.cpu import linear
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops import linear_reference as reference
 
 CPU = torch.device("cpu")
-FUZZ = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 
 
 @FUZZ

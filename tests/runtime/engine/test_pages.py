@@ -96,4 +96,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+TestPool.settings = settings(stateful_step_count=40)

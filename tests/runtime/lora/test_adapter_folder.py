@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lora_adapters import FIELDS, adapted, save_adapter
+from random_examples import examples
 from safetensors.torch import load_file, save_file
 
 from aiakq.errors import AiakqError
@@ -255,7 +256,7 @@ def test_special_files_are_refused(folder):
     assert refusal(folder).id == "model_malformed"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_files_are_refused_with_an_error_of_ours(data, saved, tmp_path):
     copy = tmp_path / "damaged"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_examples import examples
 
 from aiakq import SamplingParams, StructuredOutputsParams
 from aiakq.errors import AiakqError
@@ -54,7 +55,7 @@ def of(**fields) -> Grammar:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(120))
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=9), min_size=1))
 def test_any_texts_can_be_chosen_from(compiler, texts):
     grammar = of(choice=texts)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -58,13 +58,11 @@ def test_text_pieces_join_to_the_whole(trained: Tokenizer, prompt: str) -> None:
     assert not any("\ufffd" in piece for piece in found)
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.text(max_size=40))
 def test_any_text_comes_out_as_it_is(bytewise: Tokenizer, text: str) -> None:
     assert "".join(pieces(bytewise, [70, 71], bytewise.encode(text))) == text
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.lists(st.integers(3, 258), max_size=30))
 def test_any_bytes_come_out_as_when_they_are_decoded_at_once(bytewise: Tokenizer, ids: list[int]) -> None:
     assert "".join(pieces(bytewise, [], ids)) == bytewise.decode(ids)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from random_examples import examples
 
 from aiakq import SamplingParams
 from aiakq.errors import AiakqError
@@ -92,7 +93,7 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(max_examples=examples(300))
 @given(
     text=st.text("aé🙂", max_size=20),
     stops=st.lists(st.text("aé🙂", min_size=1, max_size=4), max_size=3),
@@ -119,7 +120,6 @@ def test_text_ends_before_the_first_stop_string(
         assert request.token_ids == bytewise.encode(before + stop)
 
 
-@settings(deadline=None, derandomize=True)
 @given(text=st.text("ab🙂", min_size=1, max_size=15), sizes=st.lists(st.integers(1, 5), max_size=6))
 def test_text_does_not_depend_on_how_tokens_are_spread_over_steps(
     bytewise: Tokenizer, text: str, sizes: list[int]
@@ -193,7 +193,6 @@ def test_a_stop_string_complete_before_min_tokens_never_ends_the_text(
 SPECIAL = {"<s>": 0, "<pad>": 2}
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     atoms=st.lists(st.sampled_from(["x", "y", "<s>", "<pad>"]), max_size=8),
     stops=st.lists(

@@ -18,8 +18,8 @@ def reciting_model(tmp_path_factory) -> str:
     return str(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scripted(reciting_model) -> Iterator[RunningServer]:
-    """Its parsers are found from its template: hermes and qwen3."""
+    """Shared by tests that do not change its state. Its parsers are found from its template: hermes and qwen3."""
     with start_in_background({"model": reciting_model, **ARGUMENTS}, timeout=240) as running:
         yield running

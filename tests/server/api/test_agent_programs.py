@@ -37,6 +37,8 @@ SCRIPTS = {
     ],
     "<|note|>": ["The note says", " that all is well."],
 }
+#: Before a server is started for what is not there.
+pytestmark = pytest.mark.skipif("AIAKQ_FRAMEWORKS" not in os.environ, reason="not installed: make frameworks")
 #: Absolute: the programs run in another folder.
 FOLDER = Path(os.environ.get("AIAKQ_FRAMEWORKS", "")).resolve() / "programs" / "node_modules" / ".bin"
 CODEX = """

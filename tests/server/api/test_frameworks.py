@@ -32,6 +32,8 @@ SCRIPTS = {
     ],
     "<|noon|>": ["It rains", " at noon."],
 }  # fmt: skip
+#: Before a server is started for what is not there.
+pytestmark = pytest.mark.skipif("AIAKQ_FRAMEWORKS" not in os.environ, reason="not installed: make frameworks")
 FOLDER = Path(__file__).parent.parent / "frameworks"
 FRAMEWORKS = {"langchain": "langchain_agent.py", "litellm": "litellm_calls.py", "llamaindex": "llamaindex_agent.py"}
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_examples import examples
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -70,7 +71,7 @@ def test_every_format_has_a_call():
 
 
 @pytest.mark.parametrize("name", CALLS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50))
 @given(data=st.data())
 def test_any_grouping_of_tokens_gives_the_same(name, data):
     """As several tokens of a step do with speculative decoding; marks are special tokens or spelled in bytes."""

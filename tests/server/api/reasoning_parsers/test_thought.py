@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_examples import examples
 
 from aiakq.server.api.chat_message import ResponseMessage, message_of
 from aiakq.server.api.message_parser import MessageParser
@@ -261,7 +262,7 @@ def test_a_held_call_is_not_streamed_as_reasoning(name):
 
 
 @FORMATS
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(80))
 @given(data=st.data())
 def test_any_text_in_any_pieces_gives_the_same(name, data):
     call, other = CALLS[name]("find", ARGUMENTS), CALLS[name]("find", {"n": "x"})

@@ -10,6 +10,7 @@ import pytest
 from call_texts import SIMPLE, TOOLS, WITHOUT_MARK, WRITERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_examples import examples
 
 from aiakq.server.api.chat_message import message_of
 from aiakq.server.api.message_parser import MessageParser
@@ -96,7 +97,7 @@ def test_the_beginning_of_a_call_is_no_content_where_only_calls_are_allowed(name
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(80))
 @given(data=st.data())
 def test_any_text_has_valid_calls_only_and_loses_nothing_else(name, data):
     call = WRITERS[name]([("get_weather", SIMPLE)])

@@ -10,6 +10,7 @@ import pytest
 from call_texts import ESCAPED, LLAMA, SIMPLE, TOOLS, TYPES, WITHOUT_MARK, WRITERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_examples import examples
 
 from aiakq.server.api.message_parser import MessageParser
 from aiakq.server.api.output.events import ArgumentsPiece, CallEnded, CallStarted, ContentPiece, Event
@@ -78,7 +79,7 @@ def test_every_cut_into_two_gives_the_same(name):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(80))
 @given(data=st.data())
 def test_any_text_in_any_pieces_gives_the_same_and_loses_nothing(name, data):
     """Texts made of the marks of the format, of pieces of calls and of plain text."""
