@@ -107,15 +107,15 @@ class Attention:
 class GatedAttention(Attention):
     """Attention whose output is multiplied by the sigmoid of a gate (Qwen3-Next).
 
-    query_gate  fused projection to queries and gate, H * D outputs each.
+    gate_query  fused projection to gate and queries, H * D outputs each.
     key_value   fused projection to keys and values.
     """
 
     def __init__(
-        self, query_gate: LinearLayer, key_value: LinearLayer, output: LinearLayer, spec: AttentionSpec, ops: Ops
+        self, gate_query: LinearLayer, key_value: LinearLayer, output: LinearLayer, spec: AttentionSpec, ops: Ops
     ) -> None:
-        super().__init__(query_gate, output, spec, ops, inputs=[query_gate, key_value])
-        self.key_value, self._sigmoid = key_value, ops.activation("sigmoid")
+        super().__init__(gate_query, output, spec, ops, inputs=[gate_query, key_value])
+        self.key_value, self._sigmoid, self._copy = key_value, ops.activation("sigmoid"), ops.scaling()
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """Return None, since two layers read the input."""
@@ -123,8 +123,11 @@ class GatedAttention(Attention):
 
     def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
         """x [T, hidden] and positions [T] int64 -> [T, hidden]; writes this step's keys and values into ``cache``."""
-        queries, gate = self.qkv(x).chunk(2, dim=-1)
-        qkv = torch.cat([queries, self.key_value(x)], dim=-1)
-        attended = self._attention(qkv, positions, cache, context)
-        layout = self.output.input_layout(len(attended))
-        return self.output(self._sigmoid.gated(torch.cat([gate, attended], dim=-1), layout))
+        gated, key_value = self.qkv(x), self.key_value(x)
+        width = gated.shape[1] // 2
+        behind_gate = gated[:, width:]
+        qkv = torch.empty(len(gated), width + key_value.shape[1], dtype=gated.dtype, device=gated.device)
+        self._copy(behind_gate, out=qkv[:, :width])
+        self._copy(key_value, out=qkv[:, width:])
+        self._copy(self._attention(qkv, positions, cache, context), out=behind_gate)
+        return self.output(self._sigmoid.gated(gated, self.output.input_layout(len(gated))))

@@ -38,11 +38,11 @@ class Qwen3NextBuilder(Qwen2MoeBuilder):
         return self.gated_attention(layer)
 
     def gated_attention(self, layer: int) -> GatedAttention:
-        """Return attention with an output gate, whose projection is interleaved with the queries by head."""
+        """Return attention with an output gate, whose projection is stored interleaved with the queries by head."""
         config, weights, bias = self.config, self.weights, self.qkv_bias
         D, (queries, keys, values) = config.hidden_size, self.qkv_widths()
         q, k, v = (self.layer_name(layer, name) for name in self.names.qkv)
-        rows = rows_by_part(config.num_heads, config.head_dim, config.head_dim)
+        rows = rows_by_part(config.num_heads, config.head_dim, config.head_dim).view(2, -1).flip(0).flatten()
         spec, output = self.attention_spec(layer), self.layer_name(layer, self.names.output)
         return GatedAttention(
             weights.linear(q, 2 * queries, D, bias=bias, rows=rows, role=Column(spec, "qq")),

@@ -16,9 +16,9 @@ from aiakq.runtime.models import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason="the native kernels were not built")
 
-#: Native families with experts, which torch sorts tokens by, or with gated attention, whose parts torch concatenates.
-BY_TORCH = re.compile("Mixtral|Moe|moe|GptOss|Llama4|Deepseek|Qwen3Next|Qwen3_5|Arcee")
-RECORDED = [name for name in ARCHITECTURES if not BY_TORCH.search(name)]
+#: Native families with experts, which torch sorts tokens by.
+EXPERTS = re.compile("Mixtral|Moe|moe|GptOss|Llama4|Deepseek|Qwen3Next|Arcee")
+RECORDED = [name for name in ARCHITECTURES if not EXPERTS.search(name)]
 
 
 def loaded(folder, **arguments) -> LLM:
