@@ -34,7 +34,10 @@ def _moved(to: str, source: str, up: int) -> str:
 def _assembly(bits: int, mantissa: int, bf16: bool) -> str:
     """Return PTX for all planes of two int16 words: move sign and rest, join them, and multiply for bfloat16."""
     planes = 16 // bits
-    lines = [".reg .b32 s, t;"]
+    lines = [".reg .b32 s, t, f, z;"]
+    if bf16:
+        factor = (shift_of(bits, mantissa, True) + 127) << 7
+        lines += [f"mov.b32 f, 0x{factor:04x}{factor:04x};", "mov.b32 z, 0x80008000;"]
     for plane in range(planes):
         up = _WIDE[bf16][0] - mantissa
         mask, sign, rest = ((1 << bits - 1) - 1) << up, 16 - bits * (plane + 1), up - bits * plane
@@ -44,9 +47,7 @@ def _assembly(bits: int, mantissa: int, bf16: bool) -> str:
         else:
             lines += [_moved("s", f"${planes}", sign), "and.b32 s, s, 0x80008000;"]
             lines.append(f"lop3.b32 t, t, 0x{mask:04x}{mask:04x}, s, 0xea;")  # (t & mask) | s
-        factor = (shift_of(bits, mantissa, True) + 127) << 7
-        multiply = f"fma.rn.bf16x2 ${plane}, t, 0x{factor:04x}{factor:04x}, 0x80008000;"
-        lines.append(multiply if bf16 else f"mov.b32 ${plane}, t;")
+        lines.append(f"fma.rn.bf16x2 ${plane}, t, f, z;" if bf16 else f"mov.b32 ${plane}, t;")
     return "{ " + " ".join(lines) + " }"
 
 

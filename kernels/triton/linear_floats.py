@@ -71,6 +71,11 @@ class FloatCodesProduct(LinearLayer):
     uncut_n: int = 0
 
     @property
+    def kind(self) -> tuple[int, ...]:
+        """What weights have in common that one launch multiplies with."""
+        return self.n, self.k, self.group, self.bits, self.mantissa, self.stored
+
+    @property
     def step(self) -> int:
         """Number of inputs per step."""
         return self.plane * (16 // self.bits)
@@ -142,6 +147,15 @@ def _fitting(state: FloatCodesProduct, config: Config) -> Config:
     return replace(config, scale_first=scale_first, joined=config.joined and not several and not scale_first)
 
 
+def constants(state: FloatCodesProduct, config: Config, dtype: torch.dtype) -> dict[str, int | bool]:
+    """Return the constants that describe weights and their decoding for activations of ``dtype``."""
+    return {
+        "N_PADDED": state.factors.shape[-1], "STEPS": state.steps, "GROUP": state.group, "BITS": state.bits,
+        "MANTISSA": state.mantissa, "SCALES": state.stored, "BKP": state.plane, "SCALE_FIRST": config.scale_first,
+        "JOINED": config.joined, "HARDWARE": is_converted(state, dtype, config.plain), "PLAIN": config.plain,
+    }  # fmt: skip
+
+
 def is_converted(state: FloatCodesProduct, dtype: torch.dtype, plain: bool) -> bool:
     """Whether the GPU converts codes itself."""
     from aiakq.kernels.triton import configs
@@ -172,10 +186,8 @@ def run(x: Tensor, state: FloatCodesProduct, config: Config | None = None) -> Te
     float_codes_kernel[grid](
         x, state.words, state.scales, state.factors, x if state.bias is None else state.bias, y, parts, counts,
         x.stride(0), y.stride(0), m, state.n,
-        N_PADDED=padded, STEPS=state.steps, GROUP=state.group, BITS=state.bits, MANTISSA=state.mantissa,
-        SCALES=state.stored, BKP=state.plane, BN=chosen.bn, BM=chosen.bm, SPLIT=split, STAGES=chosen.stages,
-        BIAS=state.bias is not None, SCALE_FIRST=chosen.scale_first, JOINED=chosen.joined,
-        HARDWARE=is_converted(state, x.dtype, chosen.plain), PLAIN=chosen.plain, num_warps=chosen.warps,
+        BN=chosen.bn, BM=chosen.bm, SPLIT=split, STAGES=chosen.stages, BIAS=state.bias is not None,
+        **constants(state, chosen, x.dtype), num_warps=chosen.warps,
     )  # fmt: skip
     return y
 

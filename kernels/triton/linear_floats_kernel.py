@@ -6,8 +6,8 @@ The layout is that of linear_kernel.py: words of 16 bits with a code in each pla
 - one per output, which is multiplied in at the end, together with ``factors``;
 - float32 per group of inputs (SCALES 0): products of a group are summed alone, in float32, and then scaled, so that
   weights enter them without any rounding;
-- of 8 bits per group, e8m0 (1) or e4m3 (2), in units of ``factors``. With many activations it is cheaper to scale weights
-  first (SCALE_FIRST), and exact: a product of e2m1 with a power of two or e4m3 has at most six bits.
+- of 8 bits per group, e8m0 (1) or e4m3 (2), in units of ``factors``. With many activations it is cheaper to scale
+  weights first (SCALE_FIRST), and exact: a product of e2m1 with a power of two or e4m3 has at most six bits.
 
 Several programs may share an output, each with a part of the inputs (split-K), see linear_kernel.py.
 """
