@@ -15,6 +15,7 @@ from aiakq.formats.gguf.encoding import ENCODERS
 from aiakq.formats.input_rounding import scheme_of_kernel
 from aiakq.kernels.cpu import linear as native
 from aiakq.kernels.triton import linear as triton
+from aiakq.kernels.triton import linear_floats as triton_floats
 from aiakq.kernels.triton import linear_int8 as triton_int8
 from aiakq.kernels.types import LinearProblem
 from aiakq.spec import Float8, LayerSpec, QuantSpec
@@ -198,7 +199,7 @@ def _problems(row: Row, device: str) -> list[LinearProblem]:
 def _triton(row: Row) -> str:
     """Return for which widths a Triton kernel can hold the weights; none takes offsets."""
     reasons = [
-        "offsets" if row.offsets else triton.fits(problem) and triton_int8.fits(problem)
+        "offsets" if row.offsets else triton.fits(problem) and triton_floats.fits(problem) and triton_int8.fits(problem)
         for problem in _problems(row, "cuda")
     ]
     return _word(reasons, row.widths)

@@ -113,12 +113,13 @@ class RowLookup(Protocol):
         """See LinearKernel."""
 
 
-#: Two of the GPU's backend, for weight-only schemes and for w8a8; and one that dequantizes the weight at load.
+#: Three of the GPU's backend, for integers, small floats and w8a8; and one that dequantizes the weight at load.
 IMPLEMENTATIONS = Implementations[LinearKernel](
     "linear",
     {
         "cpu": "aiakq.kernels.cpu.linear",
         "triton": "aiakq.kernels.triton.linear",
+        "triton-floats": "aiakq.kernels.triton.linear_floats",
         "triton-w8a8": "aiakq.kernels.triton.linear_int8",
         "dequantized": "aiakq.kernels.ops.dequantized",
         "reference": "aiakq.kernels.ops.linear_reference",

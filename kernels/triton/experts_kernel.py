@@ -6,8 +6,9 @@ expert alone: the rest of the last block is padding, and blocks that no expert n
 are follows from T alone, so that a CUDA graph can hold all of it.
 
 A product takes the rows of a block from where they are, tokens or pairs, and stores a row per pair: nothing is moved.
-Weights of all experts follow each other in the layouts of linear_kernel.py and linear_int8_kernel.py, whose loops are
-used. Inputs are not divided among programs: a row does not depend on the rows beside it, whatever their number.
+Weights of all experts follow each other in the layouts of linear_kernel.py, linear_floats_kernel.py and
+linear_int8_kernel.py, whose loops are used. Inputs are not divided among programs: a row does not depend on the rows
+beside it, whatever their number.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import triton
 import triton.language as tl
 
 from aiakq.kernels.triton.language import dot
+from aiakq.kernels.triton.linear_floats_kernel import floats_loop
 from aiakq.kernels.triton.linear_int8_kernel import rows_times_weights, weights_times_rows
 from aiakq.kernels.triton.linear_kernel import grouped_loop
 
@@ -135,6 +137,60 @@ def experts_words_kernel(
     acc = grouped_loop(
         x_at, sums_ptr, words_at, grid_ptr + expert * (STEPS * BK // GROUP * N_PADDED), sums_stride, n, row, 0, STEPS,
         N_PADDED, STEPS, GROUP, BITS, BKP, BN, BM, STAGES, SCALE_FIRST, JOINED, PLAIN, FLOAT == tl.bfloat16,
+    )  # fmt: skip
+    acc *= tl.load(factors_ptr + expert * N_PADDED + n)[:, None]
+    if BIAS:
+        acc += tl.load(bias_ptr + expert * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    tl.store(y_ptr + pair[None, :] * y_stride + n[:, None], acc.to(FLOAT), mask=there[None, :] & (n < N)[:, None])
+
+
+@triton.jit(do_not_specialize=["PAIRS"])
+def experts_codes_kernel(
+    x_ptr,  # [PAIRS / SHARE, K]
+    pairs_ptr,  # [blocks, BM] int32
+    experts_ptr,  # [blocks] int32
+    words_ptr,  # [experts, N / 64, STEPS, 64, BKP] int16
+    scales_ptr,  # [experts, groups, N] float32 or int8
+    factors_ptr,  # [experts, N] float32
+    bias_ptr,  # [experts, N unpadded]
+    y_ptr,  # [PAIRS, N unpadded]
+    x_stride,
+    y_stride,
+    PAIRS,
+    N,
+    SHARE: tl.constexpr,  # pairs of a row of x
+    N_PADDED: tl.constexpr,
+    STEPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BITS: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    SCALES: tl.constexpr,
+    BKP: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    STAGES: tl.constexpr,
+    BIAS: tl.constexpr,
+    SCALE_FIRST: tl.constexpr,
+    JOINED: tl.constexpr,
+    HARDWARE: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """W x^T for BN outputs and a block of pairs; see float_codes_kernel in linear_floats_kernel.py."""
+    FLOAT: tl.constexpr = x_ptr.dtype.element_ty
+    block = tl.program_id(0)
+    expert = tl.load(experts_ptr + block).to(tl.int64)
+    if expert < 0:
+        return
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    pair, there, row = _rows_of(pairs_ptr, block, PAIRS, SHARE, BM)
+    own_words = words_ptr + expert * (N_PADDED * STEPS * BKP)
+    words_at = own_words + ((n // 64).to(tl.int64) * STEPS * 64 + n % 64)[:, None] * BKP + tl.arange(0, BKP)[None, :]
+    TOGETHER: tl.constexpr = 16 // BITS * BKP if JOINED else BKP
+    x_at = x_ptr + row[None, :] * x_stride + tl.arange(0, TOGETHER)[:, None]
+    acc = floats_loop(
+        x_at, words_at, scales_ptr + expert * (GROUPS * N_PADDED) + n, 0, STEPS, N_PADDED, STEPS, GROUP, BITS, MANTISSA,
+        SCALES, BKP, BN, BM, STAGES, SCALE_FIRST, JOINED, HARDWARE, PLAIN, FLOAT == tl.bfloat16,
     )  # fmt: skip
     acc *= tl.load(factors_ptr + expert * N_PADDED + n)[:, None]
     if BIAS:

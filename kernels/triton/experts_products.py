@@ -1,4 +1,4 @@
-"""One product of all experts of a mixture, by kind of weight: packed words, 8-bit integers, or floats."""
+"""One product of all experts of a mixture, by kind of weight: packed words, 8-bit integers, small floats, or floats."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from aiakq.kernels.ops.block_floats import round_inputs
 from aiakq.kernels.ops.dense import TorchDense
-from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.triton import linear, linear_int8
+from aiakq.kernels.ops.linear import LinearLayer, RoundedInputs
+from aiakq.kernels.triton import linear, linear_floats, linear_int8
 from aiakq.kernels.triton.layouts import QuantizedLayout
 from aiakq.kernels.triton.linear import GroupedLinear
+from aiakq.kernels.triton.linear_floats import FloatCodesProduct
 from aiakq.kernels.triton.linear_int8 import Int8Linear
 from aiakq.kernels.types import ActivationLayout, ExpertsProblem, LinearInput, PackedActivation, QuantizedActivation
 
 if TYPE_CHECKING:
     from aiakq.kernels.triton.configs import Config
+
+
+#: Layers whose weights are put together.
+_Packed = GroupedLinear | FloatCodesProduct | Int8Linear | TorchDense
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,12 @@ def product_of(layers: Sequence[LinearLayer], problem: ExpertsProblem) -> Expert
         if any(each.input_scale is not None for each in codes):
             return "their activations have stored scales"
         return IntegersProduct(codes) if alike and _biases_alike(codes) else "their weights are not alike"
+    if isinstance(first, FloatCodesProduct):
+        floats8 = [layer for layer in layers if isinstance(layer, FloatCodesProduct)]
+        alike = len(floats8) == len(layers) and len({each.kind for each in floats8}) == 1
+        return CodesProduct(floats8) if alike and _biases_alike(floats8) else "their weights are not alike"
+    if isinstance(first, RoundedInputs):
+        return _with_rounded_inputs(layers, problem)
     if type(first) is TorchDense:
         floats = [layer for layer in layers if type(layer) is TorchDense]
         alike = len(floats) == len(layers) and len({each.weight.shape for each in floats}) == 1
@@ -81,7 +93,18 @@ def product_of(layers: Sequence[LinearLayer], problem: ExpertsProblem) -> Expert
     return f"no kernel computes their layers ({type(first).__name__}) together"
 
 
-def _biases_alike(layers: Sequence[GroupedLinear | Int8Linear | TorchDense]) -> bool:
+def _with_rounded_inputs(layers: Sequence[LinearLayer], problem: ExpertsProblem) -> ExpertProduct | str:
+    """See ``product_of``: layers that round their inputs before a product."""
+    rounded = [layer for layer in layers if isinstance(layer, RoundedInputs)]
+    if len(rounded) < len(layers) or len({each.rounding for each in rounded}) > 1:
+        return "their activations are not rounded alike"
+    if any(each.input_scale is not None for each in rounded):
+        return "their activations have stored scales"
+    inner = product_of([each.inner for each in rounded], problem)
+    return inner if isinstance(inner, str) else RoundedProduct(inner, rounded[0])
+
+
+def _biases_alike(layers: Sequence[_Packed]) -> bool:
     """Whether all layers have a bias, or none."""
     return len({layer.bias is None for layer in layers}) == 1
 
@@ -94,7 +117,7 @@ def _shared(layers: Sequence[LinearLayer], name: str) -> Tensor:
     return stacked
 
 
-def _shared_bias(layers: Sequence[GroupedLinear | Int8Linear | TorchDense]) -> Tensor | None:
+def _shared_bias(layers: Sequence[_Packed]) -> Tensor | None:
     return None if layers[0].bias is None else _shared(layers, "bias")
 
 
@@ -138,6 +161,61 @@ class WordsProduct(ExpertProduct):
             BN=config.bn, BM=config.bm, STAGES=config.stages, BIAS=self._bias is not None,
             SCALE_FIRST=config.scale_first, JOINED=config.joined, PLAIN=config.plain, num_warps=config.warps,
         )  # fmt: skip
+
+
+class CodesProduct(ExpertProduct):
+    """Weights that are floats of 8 or 4 bits, in the layout of linear_floats_kernel.py."""
+
+    def __init__(self, layers: Sequence[FloatCodesProduct]) -> None:
+        self._layer = layers[0]
+        self.n = layers[0].n
+        self._words, self._scales, self._factors = (_shared(layers, name) for name in ("words", "scales", "factors"))
+        self._bias = _shared_bias(layers)
+
+    def _config(self, mean: int) -> Config:
+        return linear_floats.choose(self._layer, mean, dense=False)
+
+    def rows(self, mean: int) -> int:
+        """See ExpertProduct."""
+        return self._config(mean).bm
+
+    def input_layout(self, m: int, mean: int) -> ActivationLayout | None:
+        """See ExpertProduct."""
+        return None
+
+    def __call__(self, x: LinearInput, blocks: Blocks, mean: int, share: int, out: Tensor) -> None:
+        """See ExpertProduct; x [M, K], a Tensor."""
+        from aiakq.kernels.triton.experts_kernel import experts_codes_kernel
+
+        assert isinstance(x, Tensor)
+        x = x if x.stride(1) == 1 else x.contiguous()
+        config, layer = self._config(mean), self._layer
+        experts_codes_kernel[(len(blocks.experts), -(-self.n // config.bn))](
+            x, blocks.pairs, blocks.experts, self._words, self._scales, self._factors,
+            out if self._bias is None else self._bias, out, x.stride(0), out.stride(0), blocks.count, self.n,
+            SHARE=share, BN=config.bn, BM=config.bm, STAGES=config.stages, BIAS=self._bias is not None,
+            GROUPS=self._scales.shape[1], **linear_floats.constants(layer, config, x.dtype), num_warps=config.warps,
+        )  # fmt: skip
+
+
+class RoundedProduct(ExpertProduct):
+    """A product of inputs that are rounded first, each row on its own."""
+
+    def __init__(self, inner: ExpertProduct, layer: RoundedInputs) -> None:
+        self._inner, self._rounding, self.n = inner, layer.rounding, inner.n
+
+    def rows(self, mean: int) -> int:
+        """See ExpertProduct."""
+        return self._inner.rows(mean)
+
+    def input_layout(self, m: int, mean: int) -> ActivationLayout | None:
+        """See ExpertProduct."""
+        return None
+
+    def __call__(self, x: LinearInput, blocks: Blocks, mean: int, share: int, out: Tensor) -> None:
+        """See ExpertProduct; x [M, K], a Tensor."""
+        assert isinstance(x, Tensor)
+        self._inner(round_inputs(x, None, self._rounding).to(x.dtype), blocks, mean, share, out)
 
 
 class IntegersProduct(ExpertProduct):

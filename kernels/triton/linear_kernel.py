@@ -134,13 +134,13 @@ def _beside(a, b):
 
 
 @triton.jit
-def _codes_beside(planes, FIRST: tl.constexpr, COUNT: tl.constexpr):
+def codes_beside(planes, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """Return COUNT planes from FIRST on side by side, [BN, COUNT BKP]."""
     if COUNT == 1:
         return planes[FIRST]
     else:
         HALF: tl.constexpr = COUNT // 2
-        return _beside(_codes_beside(planes, FIRST, HALF), _codes_beside(planes, FIRST + HALF, HALF))
+        return _beside(codes_beside(planes, FIRST, HALF), codes_beside(planes, FIRST + HALF, HALF))
 
 
 @triton.jit
@@ -194,10 +194,10 @@ def _scales_per_plane(
 
 
 @triton.jit
-def _products(acc, planes, x_at, BITS: tl.constexpr, BKP: tl.constexpr, JOINED: tl.constexpr):
-    """Accumulate the product of one step's codes, including offsets, into ``acc``."""
+def products(acc, planes, x_at, BITS: tl.constexpr, BKP: tl.constexpr, JOINED: tl.constexpr):
+    """Accumulate the product of one step's planes as they are, including offsets of codes, into ``acc``."""
     if JOINED:
-        codes = _codes_beside(planes, 0, 16 // BITS)
+        codes = codes_beside(planes, 0, 16 // BITS)
         acc = dot(codes, tl.load(x_at, eviction_policy="evict_last"), acc)
     else:
         for plane in tl.static_range(16 // BITS):
@@ -261,7 +261,7 @@ def grouped_loop(
                 N_PADDED, GROUP, BITS, BKP, BN, BM, SCALE_FIRST, BF16,
             )  # fmt: skip
         elif WHOLE:
-            acc = _products(acc, planes, x_at + step * BK, BITS, BKP, JOINED)
+            acc = products(acc, planes, x_at + step * BK, BITS, BKP, JOINED)
             taken += tl.load(sums_ptr + (2 * step) * sums_stride + m)
             total += tl.load(sums_ptr + (2 * step + 1) * sums_stride + m)
         else:
@@ -269,7 +269,7 @@ def grouped_loop(
             if SCALE_FIRST:
                 acc = _products_of_weights(acc, planes, x_at + step * BK, scale, zero, BITS, BKP, BF16)
             else:
-                whole = _products(tl.zeros((BN, BM), tl.float32), planes, x_at + step * BK, BITS, BKP, JOINED)
+                whole = products(tl.zeros((BN, BM), tl.float32), planes, x_at + step * BK, BITS, BKP, JOINED)
                 taken = tl.load(sums_ptr + (2 * step) * sums_stride + m)
                 total = tl.load(sums_ptr + (2 * step + 1) * sums_stride + m)
                 acc += scale[:, None] * (whole - taken[None, :] - zero[:, None] * total[None, :])

@@ -100,6 +100,27 @@ def _weight_only(device: torch.device) -> float:
     return worst
 
 
+def _floats(device: torch.device) -> float:
+    """Check 8-bit floats with scales per output and in groups: split inputs, many rows, and decoded to memory."""
+    from aiakq.kernels.triton.configs import Config
+
+    linear_floats = REGISTRIES["linear"].load("triton-floats")
+    worst = 0.0
+    for code_type, group in ((torch.float8_e4m3fn, 128), (torch.float8_e4m3fn, 512), (torch.float8_e5m2, 512)):
+        generator = torch.Generator().manual_seed(0)
+        values = torch.randn(192, 512, generator=generator).to(code_type)
+        scales = (torch.rand(192, 512 // group, generator=generator) + 0.5) / 32
+        codes = values.view(torch.uint8)
+        weight = QWeight("fp8a16", codes, scales, group_size=group, code_type=code_type).to(device)
+        whole = values.float().to(device) * weight.scales.repeat_interleave(group, dim=1)
+        for dtype in (torch.float16, torch.bfloat16):
+            state = linear_floats.pack(weight, weight.problem(dtype, device.type))
+            for m, config in ((3, None), (16, Config(64, 16, 2, 3, 2)), (40, None), (200, None), (1000, None)):
+                x = torch.randn(m, 512, device=device, dtype=dtype)
+                worst = max(worst, _error(linear_floats.run(x, state, config), x.float() @ whole.T))
+    return worst
+
+
 def _w8a8(device: torch.device) -> float:
     """Check 8-bit weights and activations."""
     linear_int8 = REGISTRIES["linear"].load("triton-w8a8")
@@ -409,6 +430,7 @@ def _gptq(device: torch.device, n: int = 20, length: int = 40, count: int = 24) 
 #: Family -> its check, which returns the maximum error on a device.
 FAMILIES: dict[str, Callable[[torch.device], float]] = {
     "weight-only linear": _weight_only,
+    "float linear": _floats,
     "w8a8 linear": _w8a8,
     "norm": _norm,
     "activation": _activation,

@@ -11,12 +11,12 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.contradictions import contradictions
-from aiakq.formats.input_rounding import scheme_of_kernel
 from aiakq.formats.inventory import Difference
 from aiakq.formats.model_folder import MANIFEST, read_json
 from aiakq.formats.safetensors_file import DTYPE_BYTES, DTYPE_NAMES, TensorInfo
 from aiakq.kernels.ops import Ops, PlannedOps
-from aiakq.kernels.types import DenseProblem, LinearProblem
+from aiakq.kernels.types import DenseProblem
+from aiakq.runtime.loader.stored_problem import stored_problem, stored_scheme
 from aiakq.spec import QuantSpec
 
 if TYPE_CHECKING:
@@ -291,21 +291,8 @@ def _modules(inventory: Mapping[str, TensorInfo], linears: set[str]) -> dict[str
 
 
 def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
-    spec = checkpoint.linear_spec(name)
     dimensions, group_size = checkpoint.dimensions(name)
-    scheme = spec.scheme if spec.activation_bits or spec.float8 or spec.table else f"w{dimensions.bits}a16"
-    problem = LinearProblem(
-        scheme=scheme_of_kernel(spec, scheme),
-        n=dimensions.n,
-        k=dimensions.k,
-        group_size=group_size,
-        has_zeros=not spec.symmetric,
-        has_perm=dimensions.has_perm,
-        has_bias="bias" in infos,
-        static_input=dimensions.static_input,
-        dtype=target.ops.dtype,
-        device=target.ops.device_type,
-    )
+    problem = stored_problem(checkpoint, name, target.ops)
     selection, _ = target.ops.select("linear", problem)
     nbytes = sum(info.nbytes for info in infos.values())
     if (reason := checkpoint.decoded(name)) is not None:
@@ -313,7 +300,15 @@ def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo
         selection, _ = target.ops.select("dense", floats)
         selection = replace(selection, passed_over=(("codes", f"decoded at load: {reason}"), *selection.passed_over))
     return Layer(
-        name, "linear", scheme, dimensions.n, dimensions.k, group_size, nbytes, selection.name, selection.passed_over
+        name,
+        "linear",
+        stored_scheme(checkpoint, name),
+        dimensions.n,
+        dimensions.k,
+        group_size,
+        nbytes,
+        selection.name,
+        selection.passed_over,
     )
 
 

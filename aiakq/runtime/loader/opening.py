@@ -7,15 +7,17 @@ from aiakq.formats.contradictions import contradictions
 from aiakq.formats.mxfp4 import packed_bytes
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
+from aiakq.kernels.selection import BACKENDS
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.loader.dummy_weights import DummyWeights
 from aiakq.runtime.loader.required import check_inventory
 from aiakq.runtime.loader.rounding import RoundingAtLoad
+from aiakq.runtime.loader.stored_problem import stored_problem
 from aiakq.runtime.loader.weights import CheckpointWeights as CheckpointWeights
 
 #: Implementations that compute on quantized weights, which ``--dequantize always`` excludes.
-QUANTIZED = frozenset({"cpu", "triton", "triton-w8a8"})
+QUANTIZED = frozenset({"cpu", "triton", "triton-floats", "triton-w8a8"})
 
 
 def weights_for(config: EngineConfig, collective: Collective | None = None) -> CheckpointWeights | DummyWeights:
@@ -39,10 +41,10 @@ def open_weights(config: EngineConfig, collective: Collective | None = None) -> 
     may_dequantize = _may_dequantize(config, checkpoint)
     rounding = RoundingAtLoad(checkpoint, config.spec) if load.rounds and config.spec is not None else None
     weights = CheckpointWeights(checkpoint, operations(config, may_dequantize, collective), rounding)
-    if _is_decoded_on_gpu(config, checkpoint):
-        sizes = f"{_expanded(config, checkpoint) / 2**30:.1f} GiB in {str(config.device.dtype).removeprefix('torch.')}"
+    if (decoded := _floats_without_kernel(config, checkpoint)) > 0:
+        sizes = f"{decoded / 2**30:.1f} GiB in {str(config.device.dtype).removeprefix('torch.')}"
         when = f"at load, to {sizes}" if may_dequantize else f"in every step, because {sizes} do not fit"
-        weights.remarks.append(f"FP8 and FP4 weights are decoded {when}: no kernel of this device computes with them")
+        weights.remarks.append(f"small floats are decoded {when}: no kernel of this device computes with them")
     return weights
 
 
@@ -68,29 +70,46 @@ _SHARE, _LARGE_SHARE = 0.25, 0.8
 def _may_dequantize(config: EngineConfig, checkpoint: Checkpoint) -> bool:
     if config.load.dequantize != "auto":
         return config.load.dequantize != "never"
-    share = _LARGE_SHARE if _is_decoded_on_gpu(config, checkpoint) else _SHARE
+    share = _LARGE_SHARE if _floats_without_kernel(config, checkpoint) > 0 else _SHARE
     return _expanded(config, checkpoint) < share * free_memory(config.device.device)
 
 
-def _is_decoded_on_gpu(config: EngineConfig, checkpoint: Checkpoint) -> bool:
-    """Whether weights are small floats on a device without kernels for them."""
-    spec, device = config.spec, config.device.device
+def _floats_without_kernel(config: EngineConfig, checkpoint: Checkpoint) -> float:
+    """Return the bytes, in the dtype of activations, of weights that are small floats on a GPU without kernels for
+    them.
+    """
+    backend = BACKENDS.get(config.device.device.type)
+    if backend is None or "triton" not in backend.names:
+        return 0.0
+    spec, ops = config.spec, operations(config)
     specs = [] if spec is None else [spec.layer, *(layer for _, layer in spec.layers if layer is not None)]
-    floats = any(layer.float8 is not None or layer.table is not None for layer in specs)
-    stacked = checkpoint.foreign is not None and checkpoint.foreign.stacked_weights > 0
-    return device.type == "cuda" and (floats or stacked or packed_bytes(checkpoint.inventory) > 0)
+    sizes = _fused_experts(config, checkpoint)
+    if config.load.rounds or not any(layer.is_float for layer in specs):
+        return sizes
+    for prefix in checkpoint.quantized_linears():
+        if checkpoint.linear_spec(prefix).layer.is_float:
+            selection, _ = ops.select("linear", stored_problem(checkpoint, prefix, ops))
+            sizes += 0 if selection.name in QUANTIZED else _size_of(config, checkpoint, prefix)
+    return sizes
 
 
 def _expanded(config: EngineConfig, checkpoint: Checkpoint) -> float:
     """Return the bytes of all quantized weights in the dtype of activations."""
     if config.load.rounds and config.spec is not None:
         return sum(RoundingAtLoad(checkpoint, config.spec).weights().values()) * config.device.dtype.itemsize
-    expanded = packed_bytes(checkpoint.inventory) * 2.0 * config.device.dtype.itemsize
-    if checkpoint.foreign is not None:
-        expanded += checkpoint.foreign.stacked_weights * config.device.dtype.itemsize
-    for prefix in checkpoint.quantized_linears() if config.spec is not None else ():
-        # Codes are the largest tensors. If the config is wrong about their width, only this estimate is affected.
-        info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)
-        bits = 8 if info.dtype == "I8" else checkpoint.linear_spec(prefix).bits
-        expanded += info.nbytes * 8 / bits * config.device.dtype.itemsize
-    return expanded
+    prefixes = checkpoint.quantized_linears() if config.spec is not None else ()
+    return _fused_experts(config, checkpoint) + sum(_size_of(config, checkpoint, prefix) for prefix in prefixes)
+
+
+def _fused_experts(config: EngineConfig, checkpoint: Checkpoint) -> float:
+    """Return the bytes of experts that are stored in one tensor, in the dtype of activations."""
+    stacked = 0 if checkpoint.foreign is None else checkpoint.foreign.stacked_weights
+    return (packed_bytes(checkpoint.inventory) * 2.0 + stacked) * config.device.dtype.itemsize
+
+
+def _size_of(config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> float:
+    """Return the bytes of a quantized linear in the dtype of activations."""
+    # Codes are the largest tensors. If the config is wrong about their width, only this estimate is affected.
+    info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)
+    bits = 8 if info.dtype == "I8" else checkpoint.linear_spec(prefix).bits
+    return info.nbytes * 8 / bits * config.device.dtype.itemsize

@@ -31,6 +31,8 @@ from aiakq.kernels.triton import (
     latent_attention,
     layouts,
     linear,
+    linear_floats,
+    linear_floats_kernel,
     linear_int8_kernel,
     linear_kernel,
     lora,
@@ -99,6 +101,35 @@ def grouped_kernels(arch: int) -> Iterator[Row]:
                     weights = bn * step / (warps * 32)
                     label = f"{kind} {name}{' plain' * plain} m{most}"
                     yield described(label, kind, arch, int(most), made, weights, matrix)
+
+
+def float_code_kernels(arch: int) -> Iterator[Row]:
+    """Of 8 bits: scales in groups of 128, and one per output."""
+    for dtype, group in (
+        (dtype, group) for dtype in (("bf16", "fp16") if arch == 90 else ("bf16",)) for group in (128, K)
+    ):
+        for most, entry in configs.table("default", arch)["float_codes"]["8"].items():
+            if isinstance(entry, str):
+                continue
+            bn, bm, warps, stages, *words = entry
+            x, floats = MockTensor(DTYPES[dtype]), MockTensor(torch.float32)
+            made = compiled(
+                linear_floats_kernel.float_codes_kernel, arch, x, MockTensor(torch.int16), floats, floats, x, x, floats,
+                MockTensor(torch.int32), K, N, 7, N, **float_codes(arch, dtype, group, words), BN=bn, BM=bm,
+                SPLIT=4 if is_split(most, words) else 1, STAGES=stages, BIAS=False, num_warps=warps,
+            )  # fmt: skip
+            kind = "fp8a16 g128" if group < K else "fp8a16"
+            matrix = "HGMMA" if arch == 90 and warps >= 4 else "HMMA"
+            yield described(f"{kind} {dtype} m{most}", kind, arch, int(most), made, bn * 128 / (warps * 32), matrix)
+
+
+def float_codes(arch: int, dtype: str, group: int, words: list[str | int]) -> dict[str, int | bool]:
+    """Constants of e4m3 in steps of 128 inputs."""
+    return {
+        "N_PADDED": N, "STEPS": K // 128, "GROUP": group, "BITS": 8, "MANTISSA": 3, "SCALES": linear_floats.FLOAT32,
+        "BKP": 64, "SCALE_FIRST": False, "JOINED": "joined" in words, "HARDWARE": arch >= 89 and dtype == "fp16",
+        "PLAIN": False,
+    }  # fmt: skip
 
 
 def integer_kernels(arch: int) -> Iterator[Row]:
@@ -311,6 +342,12 @@ def row_kernels(arch: int) -> Iterator[Row]:
         MockTensor(torch.float32), x, N, N_PADDED=N,
         STEPS=K // 128, GROUP=128, BITS=4, BKP=32, PLAIN=False, elements=64 * 128, warps=4,
     )  # fmt: skip
+    constants = float_codes(arch, "bf16", 128, [])
+    del constants["SCALE_FIRST"], constants["JOINED"]
+    yield row(
+        "decode fp8", linear_floats_kernel.decode_codes_kernel, MockTensor(torch.int16), scales, scales, x, N,
+        **constants, elements=64 * 128, warps=4,
+    )  # fmt: skip
 
 
 def described(
@@ -375,8 +412,8 @@ def page(made: list[dict[str, Any]]) -> str:
 
 def made_for(arch: int) -> list[dict[str, Any]]:
     kinds = (
-        grouped_kernels, integer_kernels, attention_kernels, latent_kernels, row_kernels, mask_kernels,
-        recurrent_kernels, lora_kernels, gptq_kernels,
+        grouped_kernels, float_code_kernels, integer_kernels, attention_kernels, latent_kernels, row_kernels,
+        mask_kernels, recurrent_kernels, lora_kernels, gptq_kernels,
     )  # fmt: skip
     made = [kernel for kind in kinds for kernel in kind(arch)] + list(expert_kernels(arch, compiled, described))
     return [kernel for kernel in made if kernel is not None]

@@ -13,7 +13,12 @@ from aiakq.kernels.triton import configs, experts, experts_kernel, linear
 
 K, N = 4096, 4096
 #: Name -> bits, the table with its launches, and the inputs of a step.
-KINDS = {"w4a16": (4, "grouped", 128), "bf16": (16, "floats", 64), "w8a8": (8, "integers", 128)}
+KINDS = {
+    "fp8a16": (8, "float_codes", 128),
+    "w4a16": (4, "grouped", 128),
+    "bf16": (16, "floats", 64),
+    "w8a8": (8, "integers", 128),
+}
 
 
 def expert_kernels(
@@ -28,7 +33,8 @@ def expert_kernels(
             common = {"SHARE": 8, "BN": bn, "BM": bm, "STAGES": stages, "BIAS": False, "num_warps": warps}
             made = compiled(*_product(kind, arch), **_constants(kind, words), **common)
             # Hopper's products of floats need four warps.
-            matrix = ("I" if bits == 8 else "H") + ("GMMA" if arch == 90 and (warps >= 4 or bits == 8) else "MMA")
+            integers = kind == "w8a8"
+            matrix = ("I" if integers else "H") + ("GMMA" if arch == 90 and (warps >= 4 or integers) else "MMA")
             weights = bn * step / (warps * 32)
             yield described(f"experts {kind} m{most}", "experts", arch, int(most), made, weights, matrix)
     yield from _sort_and_sum(arch, compiled, described)
@@ -40,6 +46,9 @@ def _product(kind: str, arch: int) -> tuple[Any, ...]:
     if kind == "w4a16":
         inputs = (x, floats, numbers, numbers, words, numbers, floats, x, x, K, 1024, N, 7, N)
         return (experts_kernel.experts_words_kernel, arch, *inputs)
+    if kind == "fp8a16":
+        inputs = (x, numbers, numbers, words, floats, floats, x, x, K, N, 7, N)
+        return (experts_kernel.experts_codes_kernel, arch, *inputs)
     if kind == "bf16":
         return experts_kernel.experts_floats_kernel, arch, x, numbers, numbers, x, x, x, K, N, 7, N, K // 64
     inputs = (codes, floats, numbers, numbers, codes, floats, x, x, N, 7, N, K // 128)
@@ -51,6 +60,10 @@ def _constants(kind: str, words: list[str | int]) -> dict[str, Any]:
         switches = {"SCALE_FIRST": "scale_first" in words, "JOINED": "joined" in words, "PLAIN": False}
         plane = linear.inputs_per_plane(K, 128, 4)
         return {"N_PADDED": N, "STEPS": K // 128, "GROUP": 128, "BITS": 4, "BKP": plane, **switches}
+    if kind == "fp8a16":
+        switches = {"SCALE_FIRST": False, "JOINED": "joined" in words, "HARDWARE": False, "PLAIN": False}
+        fixed = {"N_PADDED": N, "STEPS": K // 128, "GROUP": 128, "GROUPS": K // 128, "BITS": 8, "MANTISSA": 3}
+        return fixed | {"SCALES": 0, "BKP": 64} | switches
     if kind == "bf16":
         return {"K": K, "BK": 64}
     return {"N_PADDED": N, "K": K, "BK": 128, "WEIGHTS_LEFT": "weights_left" in words}

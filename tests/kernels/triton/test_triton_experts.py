@@ -13,11 +13,11 @@ from torch import Tensor
 from aiakq.kernels.ops.activation import FUNCTIONS, TorchActivation
 from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.experts import ExpertLayers, PairExperts, Routed, TorchExperts
-from aiakq.kernels.ops.linear import RotatedLinear
+from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear, RoundedInputs
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.row_parallel import SummedExperts
 from aiakq.kernels.ops.sharded import ShardedExperts, shares
-from aiakq.kernels.triton import experts, experts_kernel, linear, linear_int8
+from aiakq.kernels.triton import experts, experts_kernel, linear, linear_floats, linear_int8
 from aiakq.kernels.triton.activation import TritonActivation
 from aiakq.kernels.triton.language import INTERPRETED
 from aiakq.kernels.types import ExpertsProblem, QWeight
@@ -28,10 +28,10 @@ from aiakq.runtime.models.phimoe import SparseMixerRouting
 HIDDEN, WIDTH = 128, 64
 DTYPES = [torch.float16, torch.bfloat16]
 #: Scheme -> stored bits and group, or None for floats.
-SCHEMES = {"floats": None, "w4a16": 64, "w2a16": 64, "w3a16": 32, "w8a16": 128, "w8a8": 64}
+SCHEMES = {"floats": None, "fp8a16": 64, "fp8a8": 64, "w4a16": 64, "w2a16": 64, "w3a16": 32, "w8a16": 128, "w8a8": 64}
 
 
-def make_layer(scheme: str, n: int, k: int, dtype, device, seed: int, bias: bool, **changes) -> tuple[Any, TorchDense]:
+def make_layer(scheme: str, n: int, k: int, dtype, device, seed: int, bias: bool, **changes) -> tuple[Any, LinearLayer]:
     """A layer of Triton's kernels, and the same in float32."""
     draw = torch.Generator().manual_seed(seed)
     offset = torch.randn(n, generator=draw).to(dtype) / 4 if bias else None
@@ -39,6 +39,15 @@ def make_layer(scheme: str, n: int, k: int, dtype, device, seed: int, bias: bool
         values = (torch.randn(n, k, generator=draw) / k**0.5).to(dtype)
         exact = TorchDense(values.float(), None if offset is None else offset.float())
         return TorchDense(values.to(device), None if offset is None else offset.to(device)), exact
+    if scheme.startswith("fp8"):
+        values = torch.randn(n, k, generator=draw).to(torch.float8_e4m3fn)
+        weight = QWeight(
+            scheme, values.view(torch.uint8), (torch.rand(n, k // 64, generator=draw) + 0.5) / 16, bias=offset,
+            group_size=64, code_type=torch.float8_e4m3fn, **changes,
+        )  # fmt: skip
+        exact = TorchDense(dequantize(weight), None if offset is None else offset.float())
+        prepared = linear_floats.prepare(weight.to(device), weight.problem(dtype, device.type))
+        return prepared, RoundedInputs(exact, None, weight.rounding) if scheme == "fp8a8" else exact
     bits, group = int(scheme[1]), k if scheme == "w8a8" else min(SCHEMES[scheme], k)
     signs = torch.randn(n, k // group, generator=draw).sign()
     weight = QWeight(
@@ -86,7 +95,15 @@ def rows_of(tokens: int, dtype, seed=1) -> Tensor:
 
 def tolerance(scheme: str, dtype) -> float:
     """Outputs of the first layer, of the activation function and of the second are rounded, in the interpreter down."""
-    return 0.035 if dtype == torch.bfloat16 else 0.02 if scheme == "w8a8" else 2e-3
+    return (
+        0.05
+        if scheme == "fp8a8" and dtype == torch.bfloat16
+        else 0.035
+        if dtype == torch.bfloat16
+        else 0.02
+        if scheme.endswith("a8")
+        else 2e-3
+    )
 
 
 def check(scheme, count, top_k, tokens, dtype, device, close, *, skewed=False, weigh_inputs=False, **changes) -> None:

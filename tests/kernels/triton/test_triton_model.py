@@ -24,7 +24,7 @@ def on_triton(device, monkeypatch):
     def begin() -> None:
         if device.type != "cuda":
             monkeypatch.setitem(BACKENDS, "cpu", BACKENDS["cuda"])
-            monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-w8a8")
+            monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-floats,triton-w8a8")
 
     return begin
 
@@ -119,6 +119,23 @@ def test_quantized_models_give_the_tokens_of_the_cpu(
     # layer, in three steps for integers, and in the two of few rows for weights whose scales come after the product.
     steps = {"smooth_quant": 3, "weight_only_int8": 2}.get(method, 0)
     assert len(prepared) == steps * llm.config.model.num_layers
+
+
+@pytest.mark.parametrize("settings", [{}, {"activation_bits": 16}, {"activation_scales": "tensor"}], ids=str)
+def test_small_floats_stay_codes_and_give_the_tokens_of_the_cpu(settings, device, on_triton, tiny_model, tmp_path):
+    """Per token and channel, weights alone, and stored scales of activations."""
+    out, ids = tmp_path / "out", tmp_path / "ids.txt"
+    ids.write_text("\n".join(" ".join(str(3 + (7 * row + at) % 300) for at in range(32)) for row in range(8)))
+    options = QuantizeOptions(
+        str(tiny_model("LlamaForCausalLM")), str(out), "fp8", token_ids=ids, seqlen=32, evaluate=False, **settings
+    )
+    quantize_checkpoint(options)
+    _, wanted = answers(out, CPU)
+    on_triton()
+    llm, found = answers(out, device)
+    facts = llm.engine.facts["linear layers"]
+    assert "triton-floats" in facts and "decoded" not in facts
+    compare(found, wanted, 0.1)
 
 
 @pytest.mark.parametrize(

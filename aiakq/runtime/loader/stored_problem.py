@@ -1,0 +1,33 @@
+"""What kernels are asked to compute for a quantized linear of a checkpoint, from headers alone."""
+
+from __future__ import annotations
+
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.input_rounding import scheme_of_kernel
+from aiakq.kernels.ops import Ops
+from aiakq.kernels.types import LinearProblem
+
+
+def stored_scheme(checkpoint: Checkpoint, name: str) -> str:
+    """Return the scheme of the linear ``name``; files may have other widths of integers than their config says."""
+    spec = checkpoint.linear_spec(name)
+    dimensions, _ = checkpoint.dimensions(name)
+    return spec.scheme if spec.activation_bits or spec.float8 or spec.table else f"w{dimensions.bits}a16"
+
+
+def stored_problem(checkpoint: Checkpoint, name: str, ops: Ops) -> LinearProblem:
+    """Return the problem of the linear ``name`` on the device of ``ops``."""
+    spec = checkpoint.linear_spec(name)
+    dimensions, group_size = checkpoint.dimensions(name)
+    return LinearProblem(
+        scheme=scheme_of_kernel(spec, stored_scheme(checkpoint, name)),
+        n=dimensions.n,
+        k=dimensions.k,
+        group_size=group_size,
+        has_zeros=not spec.symmetric,
+        has_perm=dimensions.has_perm,
+        has_bias="bias" in checkpoint.linear_headers(name),
+        static_input=dimensions.static_input,
+        dtype=ops.dtype,
+        device=ops.device_type,
+    )
