@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.quantizers.model.groups import Heads, SmoothMapping, block_linears, fold, trace_groups
+from aiakq.quantizers.model.groups import Heads, SmoothMapping, block_linears, fold, gates, trace_groups
 from aiakq.quantizers.model.smooth_mappings import find_mappings
 
 ARCHITECTURES = {
@@ -171,6 +171,17 @@ def test_groups_are_found_by_tracing(family: str, tiny_model: Callable[..., Path
     }.get(family, [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)])
     assert [set(names) for names in shapes] == [set(names) for names in expected]
     assert {name for group in groups for name in group} == set(block_linears(block))
+
+
+def test_the_gates_of_recurrences_stay_as_they_are(tiny_model: Callable[..., Path]) -> None:
+    """They have as many outputs as there are heads: often no multiple of 32, and files hold tiles of so many."""
+    block = blocks(load(tiny_model("Qwen3_5ForCausalLM")))[0]
+    parts = {"in_proj_qkv", "in_proj_z", "out_proj"}
+    assert {name.rpartition(".")[2] for name in block_linears(block) if "linear_attn" in name} == parts
+    assert gates(block) == ["linear_attn.in_proj_a", "linear_attn.in_proj_b"]
+    mappings = found_mappings(load(tiny_model("Qwen3_5ForCausalLM")))
+    [scaled] = [each.balance_layers for each in mappings if each.smooth_layer == "input_layernorm"]
+    assert set(gates(block)) < set(scaled), "the norm before them is scaled for them, too"
 
 
 def test_tied_heads() -> None:
