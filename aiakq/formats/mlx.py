@@ -140,7 +140,7 @@ def unreadable(config: Mapping[str, object], inventory: Mapping[str, TensorInfo]
     """Return why a checkpoint is not read: mlx-lm renames or changes the tensors of many kinds of models."""
     kind = config.get("model_type")
     stored = config.get("quantization_config")
-    if kind not in _SAME_TENSORS and not (isinstance(stored, Mapping) and stored.get("quant_method") == "metal"):
+    if str(kind) not in _SAME_TENSORS and not (isinstance(stored, Mapping) and stored.get("quant_method") == "metal"):
         return f"MLX's files of the model type {kind!r:.40}, whose tensors mlx-lm renames or changes"
     return None
 

@@ -49,12 +49,13 @@ def test_other_settings_are_refused(values: dict[str, Any]) -> None:
     assert caught.value.id == "format_unsupported"
 
 
-def test_models_whose_tensors_mlx_changes_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["qwen3_next", [], None])
+def test_models_whose_tensors_mlx_changes_are_refused(tmp_path: Path, kind: Any) -> None:
     """The norms of Qwen3-Next, say, are stored with 1 added."""
     folder = tmp_path / "model"
     shutil.copytree(FIXTURES / "mlx-4bit", folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "qwen3_next"}))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": kind}))
     with pytest.raises(AiakqError, match="renames or changes"):
         _ = Checkpoint.open(folder).spec
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"group_size": 64, "bits": 8}}))
