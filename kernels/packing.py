@@ -51,6 +51,26 @@ def pack(codes: Tensor, bits: int, dim: int = -1) -> Tensor:
     return words.movedim(-1, dim).contiguous()
 
 
+#: Bits of a code -> the integers whose bytes are the codes of a byte, the shifts that move codes there, and the mask.
+_SPREAD = {4: (torch.int16, (4,), 0x0F0F), 2: (torch.int32, (6, 12, 18), 0x03030303)}
+#: Bytes that are spread at once, so that intermediate integers stay in a cache.
+_CHUNK = 1 << 17
+
+
+def _spread(stream: Tensor, bits: int) -> Tensor:
+    """Return the codes [B * 8/b] uint8 in bytes [B] uint8, b = 4 or 2: each code is shifted to a byte of its own."""
+    dtype, shifts, mask = _SPREAD[bits]
+    codes = torch.empty(len(stream), dtype=dtype, device=stream.device)
+    step = _CHUNK if stream.device.type == "cpu" else max(1, len(stream))
+    for part, out in zip(stream.split(step), codes.split(step), strict=True):
+        whole = part.to(dtype)
+        moved = whole
+        for shift in shifts:
+            moved = moved | (whole << shift)
+        torch.bitwise_and(moved, mask, out=out)
+    return codes.view(torch.uint8)
+
+
 def unpack(words: Tensor, bits: int, dim: int = -1, count: int | None = None) -> Tensor:
     """The inverse of ``pack``.
 
@@ -75,6 +95,5 @@ def unpack(words: Tensor, bits: int, dim: int = -1, count: int | None = None) ->
         shifts = torch.arange(0, 24, 3, dtype=torch.int32, device=rows.device)
         codes = ((triples.unsqueeze(-1) >> shifts) & 7).to(torch.uint8).flatten(-2)
     else:
-        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=rows.device)
-        codes = ((stream.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
+        codes = _spread(stream.reshape(-1), bits).view(*stream.shape[:-1], stream.shape[-1] * 8 // bits)
     return codes[..., :count].movedim(-1, dim).contiguous()

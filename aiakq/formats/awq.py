@@ -21,7 +21,7 @@ from aiakq.formats import auto_awq
 from aiakq.formats.checks import check_scales, derive_group_size, finite, mismatch, need, read_bias, shaped
 from aiakq.formats.compatibility import EXPERTS_NOT_FOUND, Readers
 from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, stored_size
-from aiakq.kernels.packing import pack, unpack
+from aiakq.kernels.packing import pack
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
@@ -37,6 +37,8 @@ CONFIG_FILE = "quant_config.json"
 #: The output, of 8 adjacent ones, that each 4-bit field of a word holds, and the inverse.
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 INVERSE = (0, 4, 1, 5, 2, 6, 3, 7)
+#: Words that are unpacked at once.
+_CHUNK = 1 << 15
 
 
 def matches(headers: Headers) -> bool:
@@ -102,12 +104,12 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     zeros: Tensor | None = None
     if "qzeros" in tensors:
         qzeros = need(tensors, "qzeros", name, 2, torch.int32)
-        zeros = _unpack(shaped(qzeros, (groups, n // 8), "qzeros", name)).T.contiguous()
+        zeros = _unpack(shaped(qzeros, (groups, n // 8), "qzeros", name))
         if bool((zeros == 8).all()):
             zeros = None
     elif not spec.symmetric:
         raise mismatch(name, "qzeros is missing")
-    codes, scales = _unpack(qweight).T.contiguous(), scales.T.contiguous()
+    codes, scales = _unpack(qweight), scales.T.contiguous()
     check_scales(scales, codes, zeros, group_size, 4, "scales", name)
     return QWeight(
         scheme="w4a16",
@@ -146,9 +148,14 @@ def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Ten
 
 
 def _unpack(words: Tensor) -> Tensor:
-    """int32 [R, N/8] -> uint8 [R, N] in natural order."""
-    octets: Tensor = unpack(words, 4).unflatten(-1, (-1, 8))
-    return octets[..., list(INVERSE)].flatten(-2)
+    """int32 [R, N/8] -> uint8 [N, R] in natural order; some words at a time, which stay in a cache."""
+    columns = words.T.contiguous()
+    codes = torch.empty(len(columns), 8, len(words), dtype=torch.uint8, device=words.device)
+    step = max(1, _CHUNK // max(1, len(words)))
+    for part, out in zip(columns.split(step), codes.split(step), strict=True):
+        for output, field in enumerate(INVERSE):
+            out[:, output] = (part >> 4 * field) & 15
+    return codes.flatten(0, 1)
 
 
 def _pack(codes: Tensor) -> Tensor:

@@ -125,15 +125,16 @@ _READ_BY_FAMILY = {"mxfp4": "GptOssForCausalLM"}
 
 def stored_config(config: Mapping[str, object]) -> Any:
     """Return the quantization_config of a config.json, from wherever programs write it; None if there is none."""
-    parts = (config, config.get("text_config"), config.get("llm_config"))
-    for part in parts:
-        if not isinstance(part, Mapping):
-            continue
-        for key in CONFIG_KEYS:
-            quantization = part.get(key)
-            if quantization:
-                return _of_mlx(config, _unnested(quantization))
-    return _of_mlx(config, None)
+    return _of_mlx(config, next((quantization for _, quantization in _stored_configs(config)), None))
+
+
+def _stored_configs(config: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the keys under which a config.json holds a quantization_config, and these configs."""
+    for outer in ("", "text_config", "llm_config"):
+        part = config.get(outer) if outer else config
+        for key in CONFIG_KEYS if isinstance(part, Mapping) else ():
+            if part.get(key):
+                yield f"{outer}.{key}".removeprefix("."), _unnested(part[key])
 
 
 def _of_mlx(config: Mapping[str, object], quantization: object) -> object:
@@ -172,7 +173,7 @@ def read_spec(folder: Path, config: Mapping[str, object]) -> QuantSpec | None:
             check_keys(quantization, APPLIED[method], "quantization_config")
             return None
     spec, recorded = read(quantization), _recorded_method(config)
-    _check_own_files(folder, quantization, spec)
+    _check_others(folder, config, quantization, spec)
     return spec if recorded is None else replace(spec, method=recorded)
 
 
@@ -185,36 +186,45 @@ def container_of(folder: Path, config: Mapping[str, object]) -> str:
     return method_of(quantization) if isinstance(quantization, Mapping) else ""
 
 
-def _check_own_files(folder: Path, quantization: Mapping[str, object], spec: QuantSpec) -> None:
-    """Raise ``format_unsupported`` if a file beside config.json, which some programs read first, says that the same
-    tensors are computed in another way. ``quantization`` is the config that ``spec`` was read from.
-
-    Widths and groups of GPTQ are those of the tensors, whatever the files say.
+def _check_others(
+    folder: Path, config: Mapping[str, object], quantization: Mapping[str, object], spec: QuantSpec
+) -> None:
+    """Raise ``format_unsupported`` if another part of config.json, or a file beside it, which some programs read first,
+    says that the same tensors are computed in another way. ``quantization`` is what ``spec`` was read from.
     """
     method = method_of(quantization)
-    for file, config in _own_files(folder):
-        if file != _MODELOPT_FILE and method_of(config) not in (method, spec.format.removesuffix("_v2")):
+    for key, other in _stored_configs(config):
+        if isinstance(other, Mapping) and other != quantization:
+            _compare(key, read(other), "other parts of config.json", spec)
+    for file, own in _own_files(folder):
+        if file != _MODELOPT_FILE and method_of(own) not in (method, spec.format.removesuffix("_v2")):
             continue
-        if not config.keys() - {"quant_method"}:
+        if not own.keys() - {"quant_method"}:
             continue
         if file == _MODELOPT_FILE and method.startswith("modelopt"):
             # Only config.json has groups, which say more about activations.
-            config = {"config_groups": quantization.get("config_groups"), **config}
-        own, is_gptq = read(config), spec.format in ("gptq", "gptq_v2")
-        mine, named = dict(spec.layers), dict(own.layers)
-        compared = {
-            "checkpoint_format": own.format == spec.format or file == _MODELOPT_FILE,
-            "rotation": own.rotated == spec.rotated,
-            "sym": own.symmetric == spec.symmetric,
-            "quantization": is_gptq or own.layer == spec.layer,
-            "layer": is_gptq or all(mine[name] == named[name] for name in mine.keys() & named.keys()),
-        }
-        for name, is_same in compared.items():
-            if not is_same:
-                kinds = f"{own.describe()} and {spec.describe()}"
-                raise unsupported(
-                    f"a {name} in {file} that is not that of config.json ({kinds}); make both say the same"
-                )
+            own = {"config_groups": quantization.get("config_groups"), **own}
+        _compare(file, read(own), "config.json", spec, file != _MODELOPT_FILE)
+
+
+def _compare(where: str, own: QuantSpec, other: str, spec: QuantSpec, layouts: bool = True) -> None:
+    """Raise ``format_unsupported`` if two configs differ in how tensors are computed, and ``layouts``, in their format.
+
+    Widths and groups of GPTQ are those of the tensors, whatever the files say.
+    """
+    is_gptq = spec.format in ("gptq", "gptq_v2")
+    mine, named = dict(spec.layers), dict(own.layers)
+    compared = {
+        "checkpoint_format": own.format == spec.format or not layouts,
+        "rotation": own.rotated == spec.rotated,
+        "sym": own.symmetric == spec.symmetric,
+        "quantization": is_gptq or own.layer == spec.layer,
+        "layer": is_gptq or all(mine[name] == named[name] for name in mine.keys() & named.keys()),
+    }
+    for name, is_same in compared.items():
+        if not is_same:
+            kinds = f"{own.describe()} and {spec.describe()}"
+            raise unsupported(f"a {name} in {where} that is not that of {other} ({kinds}); make both say the same")
 
 
 def _families(config: Mapping[str, object]) -> set[str]:

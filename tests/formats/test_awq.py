@@ -9,7 +9,7 @@ import torch
 
 from aiakq import formats
 from aiakq.errors import AiakqError
-from aiakq.formats import quantization_config
+from aiakq.formats import awq, quantization_config
 from aiakq.kernels.types import QWeight
 from aiakq.spec import LayerSpec, QuantSpec
 
@@ -22,6 +22,15 @@ def test_awq_words_written_by_hand(as_words: Callable[[torch.Tensor], list[str]]
     tensors = formats.load("awq").write(weight, QuantSpec("gptq", "awq", 4, symmetric=False), torch.float16)
     assert as_words(tensors["qweight"][0]) == ["75316420"]
     assert as_words(tensors["qzeros"]) == ["fdb9eca8"]
+
+
+@pytest.mark.parametrize("chunk", [1, 70, 1 << 15])
+def test_words_are_unpacked_some_at_a_time(
+    chunk: int, random_weight: Callable[..., QWeight], same_weight: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(awq, "_CHUNK", chunk)
+    weight, spec = random_weight("w4a16", zeros=True), QuantSpec("awq", "awq", 4, 32, symmetric=False)
+    same_weight(awq.read(awq.write(weight, spec, torch.float16), spec), weight)
 
 
 def test_awq_lists_hold_parts_of_names():

@@ -6,13 +6,15 @@ The weights are those of the other tools' fixtures, of every format that is writ
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from aiakq import formats
 from aiakq.formats.checkpoint import Checkpoint
@@ -24,7 +26,9 @@ from aiakq.kernels.cpu import linear as native_linear
 from aiakq.kernels.ops import linear_reference
 from aiakq.kernels.packing import SUPPORTED_BITS
 from aiakq.kernels.types import QWeight
-from aiakq.spec import LayerSpec, QuantSpec
+from aiakq.spec import Float8, LayerSpec, QuantSpec
+from tests.fp4_files import modelopt_nvfp4, mxfp4
+from tests.fp8_files import in_blocks, per_row, per_tensor
 
 HERE = Path(__file__).parent
 FIXTURES = sorted(path.parent.name for path in HERE.glob("fixtures/*/config.json"))
@@ -37,6 +41,45 @@ _FORMATS = [name for name in formats.FORMATS if hasattr(formats.load(name), "wri
 _LAYERS = [
     LayerSpec(bits, group, symmetric) for bits in SUPPORTED_BITS for group in (32, -1) for symmetric in (True, False)
 ] + [LayerSpec(8, activation_bits=8)]
+
+
+_PLAIN8 = LayerSpec(8, activation_bits=8, float8=Float8())
+_MX4 = LayerSpec(4, 32, True, 8, True, table="e2m1", scale_type="e8m0")
+_NV4 = LayerSpec(4, 16, True, 4, True, table="e2m1", scale_type="e4m3")
+_UNIT = torch.tensor([0.02])
+#: Floats, and integers beside rounded activations, in the layouts that no fixture has: format, layer, tensors.
+FLOATS: dict[str, tuple[str, LayerSpec, Callable[[Tensor], Any]]] = {
+    "fp8 tensor": (
+        "fp8",
+        replace(_PLAIN8, static_input=True, float8=Float8(-1)),
+        lambda w: per_tensor(w, input_scale=0.02),
+    ),
+    "fp8 computed": ("fp8", replace(_PLAIN8, float8=Float8(-1)), per_tensor),
+    "fp8 blocks": (
+        "fp8",
+        replace(_PLAIN8, group_size=32, float8=Float8(16, 32)),
+        lambda w: in_blocks(w, 16, 32, "weight_scale_inv"),
+    ),
+    "fp8 powers": (
+        "fp8",
+        replace(_PLAIN8, group_size=32, float8=Float8(16, 32, True)),
+        lambda w: in_blocks(w, 16, 32, "weight_scale_inv"),
+    ),
+    "fbgemm": ("fp8", replace(_PLAIN8, float8=Float8(bound=1200.0)), per_row),
+    "fp8 rows": ("compressed-tensors", _PLAIN8, per_row),
+    "fp8 groups alone": (
+        "compressed-tensors",
+        LayerSpec(8, 32, float8=Float8()),
+        lambda w: in_blocks(w, 1, 32, "weight_scale"),
+    ),
+    "modelopt blocks": (
+        "modelopt",
+        LayerSpec(8, 32, float8=Float8(16)),
+        lambda w: in_blocks(w, 16, 32, "weight_scale"),
+    ),
+    "modelopt NVFP4": ("modelopt", _NV4, lambda w: modelopt_nvfp4(w, 0.02)),
+    "modelopt MXFP4": ("modelopt", _MX4, lambda w: mxfp4(w, "weight", input_scale=_UNIT)),
+}
 
 
 @pytest.fixture(params=SETS)
@@ -117,6 +160,27 @@ def test_weights_of_written_formats(format: str, isa: str) -> None:
         read = module.read(module.write(weight, spec, torch.float16), spec, "linear")
         assert isinstance(read, QWeight)
         check(read)
+
+
+@pytest.mark.parametrize("case", FLOATS)
+def test_floats_that_no_fixture_has(case: str, isa: str) -> None:
+    format, layer, store = FLOATS[case]
+    w = torch.randn(32, 64, generator=torch.Generator().manual_seed(5)) / 8
+    spec = QuantSpec("fp8", format, **vars(layer))
+    read = formats.load(format).read(store(w)[0], spec, "linear")
+    assert isinstance(read, QWeight) and read.scheme == spec.scheme
+    check(read)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "e4m3"])
+def test_integers_beside_rounded_activations(kind: str, isa: str) -> None:
+    codes = torch.randint(0, 16, (32, 64), generator=torch.Generator().manual_seed(5)).to(torch.uint8)
+    plain = QWeight("w4a16", codes, (torch.rand(32, 2) + 0.1).half(), group_size=32)
+    module, spec = formats.load("compressed-tensors"), QuantSpec("gptq", "compressed-tensors", 4, 32)
+    rounded = replace(spec, activation_bits=8, activation_type=kind)
+    read = module.read(module.write(plain, spec, torch.float16), rounded, "linear")
+    assert isinstance(read, QWeight) and read.scheme == "w4a8"
+    check(read)
 
 
 def test_every_format_is_among_the_cases() -> None:

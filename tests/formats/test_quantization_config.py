@@ -427,3 +427,17 @@ def test_a_config_around_another_may_not_contradict_it(tmp_path):
     assert quantization_config.read_spec(tmp_path, {"quantization_config": config}).symmetric is False
     with pytest.raises(AiakqError, match="sym True, and in the config inside it False"):
         quantization_config.read_spec(tmp_path, {"quantization_config": {**config, "sym": True}})
+
+
+@pytest.mark.parametrize("place", ["compression_config", "text_config"])
+def test_two_configs_in_one_file_may_not_contradict_each_other(tmp_path, place):
+    """The first one was read, and the other one left out without a word."""
+
+    def read(other):
+        nested = {"quantization_config": other} if place == "text_config" else other
+        return quantization_config.read_spec(tmp_path, {"quantization_config": _AWQ, place: nested})
+
+    assert read(_AWQ).format == read({**_AWQ, "modules_to_not_convert": ["visual"]}).format == "awq"
+    for changes in ({"version": "gemv"}, {"zero_point": False}, {"group_size": 64}):
+        with pytest.raises(AiakqError, match=f"in {place}.* that is not that of other parts of config.json"):
+            read({**_AWQ, **changes})

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from aiakq.kernels import packing
 from aiakq.kernels.packing import SUPPORTED_BITS, pack, unpack, words_for
 
 
@@ -60,3 +61,13 @@ def test_a_single_column_packs_along_the_other_dimension(bits: int) -> None:
 def test_a_single_word_along_the_packed_dimension():
     codes = torch.arange(8, dtype=torch.uint8).repeat(5, 1).T.contiguous()
     assert torch.equal(unpack(pack(codes, 4, dim=0), 4, dim=0), codes)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_bytes_are_spread_some_at_a_time(bits: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = torch.randint(0, 2**bits, (5, 96), generator=torch.Generator().manual_seed(bits)).to(torch.uint8)
+    monkeypatch.setattr(packing, "_CHUNK", chunk)
+    assert torch.equal(unpack(pack(codes, bits), bits), codes)
+    assert unpack(pack(codes, bits).to("meta"), bits).shape == codes.shape
+    assert unpack(torch.empty(0, 3, dtype=torch.int32), bits).shape == (0, 96 // bits)
