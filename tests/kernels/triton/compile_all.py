@@ -418,8 +418,8 @@ def page(made: list[dict[str, Any]]) -> str:
 
 def made_for(arch: int) -> list[dict[str, Any]]:
     kinds = (
-        grouped_kernels, float_code_kernels, decoding_kernel, integer_kernels, attention_kernels, latent_kernels, row_kernels,
-        mask_kernels, recurrent_kernels, lora_kernels, gptq_kernels,
+        grouped_kernels, float_code_kernels, decoding_kernel, integer_kernels, attention_kernels, latent_kernels,
+        row_kernels, mask_kernels, recurrent_kernels, lora_kernels, gptq_kernels,
     )  # fmt: skip
     made = [kernel for kind in kinds for kernel in kind(arch)] + list(expert_kernels(arch, compiled, described))
     return [kernel for kernel in made if kernel is not None]
