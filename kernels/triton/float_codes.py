@@ -93,20 +93,18 @@ def _plane(words, plane: tl.constexpr, BITS: tl.constexpr, MANTISSA: tl.constexp
 
 
 @triton.jit
-def _planes_8(
-    words, MANTISSA: tl.constexpr, BF16: tl.constexpr, HARDWARE: tl.constexpr, ASM: tl.constexpr
-):  # fmt: skip
+def _planes_8(words, MANTISSA: tl.constexpr, BF16: tl.constexpr, HARDWARE: tl.constexpr, ASM: tl.constexpr):
     if ASM:
         FLOAT: tl.constexpr = tl.bfloat16 if BF16 else tl.float16
-        if HARDWARE and not BF16:
-            TEXT: tl.constexpr = _ASM_E4M3_CONVERTED if MANTISSA == 3 else _ASM_E5M2_CONVERTED
-        elif BF16:
-            TEXT: tl.constexpr = _ASM_E4M3_BF16 if MANTISSA == 3 else _ASM_E5M2_BF16
-        else:
-            TEXT: tl.constexpr = _ASM_E4M3_FP16 if MANTISSA == 3 else _ASM_E5M2_FP16
+        MOVED: tl.constexpr = (
+            (_ASM_E4M3_BF16 if BF16 else _ASM_E4M3_FP16)
+            if MANTISSA == 3
+            else (_ASM_E5M2_BF16 if BF16 else _ASM_E5M2_FP16)
+        )
+        CONVERTED: tl.constexpr = _ASM_E4M3_CONVERTED if MANTISSA == 3 else _ASM_E5M2_CONVERTED
         p0, p1 = tl.inline_asm_elementwise(
-            TEXT, "=r,=r,r", [words], (tl.int16, tl.int16), is_pure=True, pack=2
-        )  # fmt: skip
+            CONVERTED if HARDWARE else MOVED, "=r,=r,r", [words], (tl.int16, tl.int16), is_pure=True, pack=2
+        )
         return p0.to(FLOAT, bitcast=True), p1.to(FLOAT, bitcast=True)
     else:
         return _plane(words, 0, 8, MANTISSA, BF16), _plane(words, 1, 8, MANTISSA, BF16)

@@ -123,6 +123,18 @@ def float_code_kernels(arch: int) -> Iterator[Row]:
             yield described(f"{kind} {dtype} m{most}", kind, arch, int(most), made, bn * 128 / (warps * 32), matrix)
 
 
+def decoding_kernel(arch: int) -> Iterator[Row]:
+    """Instructions of all of it, per decoded weight."""
+    constants = float_codes(arch, "bf16", 128, [])
+    del constants["SCALE_FIRST"], constants["JOINED"]
+    scales = MockTensor(torch.float32)
+    made = compiled(
+        linear_floats_kernel.decode_codes_kernel, arch, MockTensor(torch.int16), scales, scales,
+        MockTensor(torch.bfloat16), N, **constants, num_warps=4,
+    )  # fmt: skip
+    yield described("decode fp8", "row", arch, 1, made, 64, None)
+
+
 def float_codes(arch: int, dtype: str, group: int, words: list[str | int]) -> dict[str, int | bool]:
     """Constants of e4m3 in steps of 128 inputs."""
     return {
@@ -342,12 +354,6 @@ def row_kernels(arch: int) -> Iterator[Row]:
         MockTensor(torch.float32), x, N, N_PADDED=N,
         STEPS=K // 128, GROUP=128, BITS=4, BKP=32, PLAIN=False, elements=64 * 128, warps=4,
     )  # fmt: skip
-    constants = float_codes(arch, "bf16", 128, [])
-    del constants["SCALE_FIRST"], constants["JOINED"]
-    yield row(
-        "decode fp8", linear_floats_kernel.decode_codes_kernel, MockTensor(torch.int16), scales, scales, x, N,
-        **constants, elements=64 * 128, warps=4,
-    )  # fmt: skip
 
 
 def described(
@@ -412,8 +418,8 @@ def page(made: list[dict[str, Any]]) -> str:
 
 def made_for(arch: int) -> list[dict[str, Any]]:
     kinds = (
-        grouped_kernels, float_code_kernels, integer_kernels, attention_kernels, latent_kernels, row_kernels,
-        mask_kernels, recurrent_kernels, lora_kernels, gptq_kernels,
+        grouped_kernels, float_code_kernels, decoding_kernel, integer_kernels, attention_kernels, latent_kernels,
+        row_kernels, mask_kernels, recurrent_kernels, lora_kernels, gptq_kernels,
     )  # fmt: skip
     made = [kernel for kind in kinds for kernel in kind(arch)] + list(expert_kernels(arch, compiled, described))
     return [kernel for kernel in made if kernel is not None]
