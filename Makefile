@@ -139,17 +139,18 @@ triton: $(VENV)/.test  ## compile the GPU kernels with the newest Triton of the 
 	$(BIN)/pip install -qq --disable-pip-version-check --no-deps --target $(VENV)/triton triton$(addprefix ==,$(TRITON))
 	PYTHONPATH=$(VENV)/triton KERNEL_COMPILE=$(COMPILE) $(BIN)/pytest -q tests/kernels/triton/test_triton_compiled.py
 
-# ARCH=90 for Hopper; KERNELS=tests/kernels/triton/test_triton_linear.py for one file. MUTATE=4 scores mutants instead, at most
-# four of each kind and compiled kernel, and prints the table of docs/gpu.md; MUTATE=0: all of them, hours.
-ARCH ?= 80
+# ARCH=90 for Hopper alone; KERNELS=tests/kernels/triton/test_triton_linear.py for one file. MUTATE=4 scores mutants instead, at
+# most four of each kind and compiled kernel, and prints the tables of docs/gpu.md; MUTATE=0: all of them, hours.
+ARCH ?= 80 90
 KERNELS ?= tests/kernels/triton
 MUTATE ?=
-ptx: $(VENV)/.test  ## run the GPU kernels' tests on an emulator of what they are compiled to for sm_$(ARCH); needs g++
+ptx: $(VENV)/.test  ## run the GPU kernels' tests on an emulator of what they are compiled to for A100 and H100; needs g++
 ifeq ($(MUTATE),)
 	$(PYTEST) tests/ptx
-	KERNEL_PTX=$(ARCH) $(PYTEST) $(KERNELS)
+	for arch in $(ARCH); do KERNEL_PTX=$$arch $(PYTEST) $(KERNELS) || exit 1; done
 else
-	$(BIN)/python tests/ptx/mutation.py $(ARCH) --table --per-kind $(MUTATE) --gate 0.95
+	for arch in $(ARCH); do \
+		$(BIN)/python tests/ptx/mutation.py $$arch --table --per-kind $(MUTATE) --gate 0.95 || exit 1; done
 endif
 
 resolve: | $(BIN)/pip  ## whether pip can resolve what the GPU image installs; downloads metadata, or wheels where there is none

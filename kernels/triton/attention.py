@@ -156,5 +156,7 @@ def prefill(
 
 
 def prefill_warps(generation: int) -> int:
-    """Return the number of warps: before Hopper, accumulators are held in registers only, too many for four warps."""
-    return 4 if generation >= 9 else 8
+    """Return the number of warps: with four, operands and sums of a product fit into registers only on Hopper and on
+    Blackwell for data centers, which do not need registers for all of them.
+    """
+    return 4 if generation in (9, 10) else 8

@@ -23,14 +23,19 @@ def splits(device: torch.device, programs: int, share: int) -> int:
 
 
 def query_blocks(context: AttentionContext, tokens: int, device: torch.device) -> Tensor:
-    """Return the sequence and its first token of every program, [blocks, 2] int32; the same for all layers."""
+    """Return the sequence and its first token of every program, [blocks, 2] int32; the same for all layers.
+
+    Those that attend to most positions come first: programs start in this order, and a long one that starts last would
+    run alone.
+    """
     known: Tensor | None = context.plans.get(("triton", tokens))
     if known is None:
-        starts = context.query_start_list
-        pairs = [
-            (sequence, first)
-            for sequence in range(context.num_decodes, len(starts) - 1)
-            for first in range(0, starts[sequence + 1] - starts[sequence], tokens)
-        ]
+        starts, lengths = context.query_start_list, context.kv_len_list
+        blocks = []
+        for sequence in range(context.num_decodes, len(starts) - 1):
+            count = starts[sequence + 1] - starts[sequence]
+            before = lengths[sequence] - count
+            blocks += [(-before - min(first + tokens, count), sequence, first) for first in range(0, count, tokens)]
+        pairs = [(sequence, first) for _, sequence, first in sorted(blocks)]
         known = context.plans["triton", tokens] = torch.tensor(pairs, dtype=torch.int32).to(device, non_blocking=True)
     return known

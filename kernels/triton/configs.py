@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).parent / "launch"
+#: The name of a GPU without a file of its own.
+DEFAULT = "default"
 #: A configuration in the tables: tile sizes, warps, stages and switches, or the name of another way to multiply.
 Entry = list[int | str] | str
 #: Kernel -> bits -> the most rows, as text -> entry.
@@ -143,18 +145,18 @@ def users_folder() -> Path:
 @lru_cache
 def table(name: str, capability: int = 0) -> Tables:
     """Return the configurations of the GPU ``name``, with the defaults for kernels that it lacks."""
-    default: Tables = json.loads((FOLDER / "default.json").read_text())
+    default: Tables = json.loads((FOLDER / f"{DEFAULT}.json").read_text())
     of_capability = FOLDER / f"sm_{capability}.json"
     if of_capability.is_file():
         default |= json.loads(of_capability.read_text())
     files = [users_folder() / f"{name}.json", FOLDER / f"{name}.json"]
     path = next((file for file in files if file.is_file()), None)
-    if path is not None:
+    if path is not None and name != DEFAULT:
         default |= json.loads(path.read_text())
     return default
 
 
-_other = Gpu("default", 1, 90)
+_other = Gpu(DEFAULT, 1, 90)
 
 
 @lru_cache

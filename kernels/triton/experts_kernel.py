@@ -68,8 +68,10 @@ def experts_place_kernel(
     at = tl.arange(0, TILE)
     for first in range(0, own_blocks, TILE):
         tl.store(experts_ptr + before + first + at, own, mask=first + at < own_blocks)
-    for first in range(tl.sum(blocks, 0) + own * TILE, BLOCKS, COUNT * TILE):
-        tl.store(experts_ptr + first + at, -1, mask=first + at < BLOCKS)
+    # All programs together: no more blocks than pairs are without an expert, nor more than experts if there are more
+    # pairs than a program reads at once.
+    unused = tl.sum(blocks, 0) + own * TILE + at
+    tl.store(experts_ptr + unused, -1, mask=unused < BLOCKS)
     own_ptr = pairs_ptr + before * BM
     done = 0
     for first in range(0, PAIRS, TILE):

@@ -54,8 +54,9 @@ def write_sums(
         at = first // BKP + plane
         tl.store(sums_ptr + at * sums_stride + row, sums, mask=at * BKP < K)
     else:
-        # offset_of each plane: powers of two that decrease with the position in the byte, or one constant.
-        offsets = tl.exp2((10 - (plane * BITS) % 8).to(tl.float32))
+        # offset_of each plane: powers of two that decrease with the position in the byte, or one constant. They are
+        # made of their exponents, because GPUs only approximate exp2.
+        offsets = ((127 + 10 - (plane * BITS) % 8) << 23).to(tl.float32, bitcast=True)
         if BF16:
             offsets = tl.full((COUNT,), 0.0 if BITS == 8 else 128.0, tl.float32)
         at = first // (BKP * PLANES) + tl.arange(0, COUNT // PLANES)

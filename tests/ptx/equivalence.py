@@ -14,6 +14,11 @@ from ptx.mutants import ORDERING, Mutant
 _STATEMENT = re.compile(r"^\s*(?:@!?%p\d+ )?([a-z]\S*)\s+(%\w+), (.*);")
 _MASKED = re.compile(r"^\s*@(!?)(%p\d+) (\S+)\s+(.*)$")
 _REGISTER = re.compile(r"%[a-z]+\d*(?:\.[xyz])?")
+_MEMORY = re.compile(r"\s*(?:@!?%p\d+ )?(?:ld|st|atom|red|cp\.async)\.")
+#: Whose result follows from the operands of a thread, or of the lanes of its warp.
+_SIMPLE = re.compile(
+    r"(?:add|sub|mul|mad|and|or|xor|not|shl|shr|bfe|lop3|selp|mov|cvt|setp|min|max|shfl\.sync\.idx)\.(?!.*unpack)"
+)
 _NOT_USED = "what masked lanes would read is within a tensor, and nothing that is stored depends on it"
 _TYPES = {"%p": "pred", "%r": "b32", "%rd": "b64", "%rs": "b16"}
 
@@ -46,6 +51,11 @@ def reason(text: str, mutant: Mutant, unchanged: Callable[[str], bool]) -> str |
         by_users = _compared_by_users(text, mutant)
         if by_users is not None and unchanged(by_users):
             return "all that takes its result has the same one in every thread, whatever the inputs"
+        by_stores = _compared_where_used(text, mutant)
+        if by_stores is not None and unchanged(by_stores):
+            return "threads that store, or load, anything with it do the same, whatever the inputs"
+        if _masks_stores(text, statement[2]) and unchanged(_always(text, mutant)):
+            return "all threads that it could let store would store the same"
     return None
 
 
@@ -104,6 +114,79 @@ def _compared_by_users(text: str, mutant: Mutant) -> str | None:
     return "\n".join(lines)
 
 
+def _compared_where_used(text: str, mutant: Mutant) -> str | None:
+    """The kernel beside all that follows from the mutant's result, giving up where a thread whose mask is set uses
+    memory in another way; None if something is not simple.
+    """
+    statement = _STATEMENT.match(mutant.new)
+    assert statement is not None
+    shadows = {statement[2]: "shadow0"}
+    lines = text.split("\n")
+    lines[mutant.line] = f"{_code(mutant.old)} {_shadowed(mutant.new, statement[2], shadows)}"
+    for number, line in enumerate(lines):
+        code = _code(line)
+        used = [name for name in shadows if number != mutant.line and re.search(rf"{name}\b", code)]
+        if not used:
+            continue
+        masked, user = _MASKED.match(code), _STATEMENT.match(code)
+        if number < mutant.line or (masked and (masked[2] in used or not _of_thread(text, masked[2]))):
+            return None
+        if _MEMORY.match(code):
+            mask = f" {'not.pred' if masked[1] else 'mov.pred'} there, {masked[2]};" if masked else (
+                " setp.eq.s32 there, 0, 0;"
+            )  # fmt: skip
+            checks = [_unequal(name, shadows[name]) + " and.pred unequal, unequal, there;" for name in used]
+            lines[number] = " ".join(
+                [*(f"{{ .reg .pred there, unequal;{mask} {check} @unequal trap; }}" for check in checks), code]
+            )
+        elif masked is None and user is not None and _SIMPLE.match(user[1]) and _defined_once(text, user[2]):
+            shadows[user[2]] = f"shadow{len(shadows)}"
+            lines[number] = f"{code} {_shadowed(code, user[2], shadows)}"
+        else:
+            return None
+    return "\n".join(lines)
+
+
+def _shadowed(code: str, result: str, shadows: dict[str, str]) -> str:
+    """An instruction with these registers instead, and the declaration of its result."""
+    for name, shadow in shadows.items():
+        code = re.sub(rf"{name}\b", shadow, code)
+    return f".reg .{_type(result)} {shadows[result]}; {code}"
+
+
+def _code(line: str) -> str:
+    return line.partition("//")[0]
+
+
+def _defined_once(text: str, register: str) -> bool:
+    found = (_STATEMENT.match(line) for line in text.split("\n"))
+    return sum(statement is not None and statement[2] == register for statement in found) == 1
+
+
+def _masks_stores(text: str, register: str) -> bool:
+    """Whether a predicate does nothing but mask stores."""
+    if not register.startswith("%p"):
+        return False
+    for line in text.split("\n"):
+        code = _code(line)
+        if re.search(rf"{register}\b", code):
+            statement, masked = _STATEMENT.match(code), _MASKED.match(code)
+            if masked and masked[2] == register and masked[3].startswith("st."):
+                continue
+            if statement is None or (statement[2] != register and statement[1] != "and.pred"):
+                return False
+            if statement[2] != register and not _masks_stores(text, statement[2]):
+                return False
+    return True
+
+
+def _always(text: str, mutant: Mutant) -> str:
+    """The kernel with a predicate that is set in every thread."""
+    statement = _STATEMENT.match(mutant.new)
+    assert statement is not None
+    return Mutant("", mutant.line, mutant.old, f"setp.eq.s32 {statement[2]}, 0, 0;").apply(text)
+
+
 def _type(register: str) -> str:
     return _TYPES[re.sub(r"\d+$", "", register)]
 
@@ -114,10 +197,15 @@ def _check(changed: str) -> str:
     assert statement is not None
     kind = _type(statement[2])
     other = changed.replace(statement[2], "other", 1)
-    unequal = f"xor.pred unequal, other, {statement[2]};" if kind == "pred" else (
-        f"setp.ne.{kind} unequal, other, {statement[2]};"
-    )  # fmt: skip
+    unequal = _unequal(statement[2], "other")
     return f" {{ .reg .{kind} other; .reg .pred unequal; {other} {unequal} @unequal trap; }}"
+
+
+def _unequal(register: str, other: str) -> str:
+    """Set the predicate ``unequal``."""
+    kind = _type(register)
+    name = "xor.pred" if kind == "pred" else f"setp.ne.{kind}"
+    return f"{name} unequal, {other}, {register};"
 
 
 def _of_thread(text: str, register: str) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
+from torch.nn import functional as F
 
 from aiakq.kernels.ops import REGISTRIES
+from aiakq.kernels.ops.lora import AdapterRows, LoraPart, LoraProblem
 from aiakq.kernels.triton import configs, self_test
+from aiakq.kernels.triton.experts import sort_pairs
 from aiakq.kernels.triton.self_test import Verdict
 from aiakq.kernels.types import NormProblem
 
@@ -27,9 +31,72 @@ def _quantized_norm() -> float:
     return float((quantized.codes * quantized.scales[:, None] - expected).abs().max() / expected.max())
 
 
+def _long_products() -> float:
+    """Check products whose steps are many more than are loaded ahead, for few rows."""
+    linear = REGISTRIES["linear"].load("triton")
+    weight = self_test._weight("w4a16", 4, 70, 2048, 128, CPU)
+    whole = (weight.codes.float() - 8) * weight.scales.float().repeat_interleave(128, dim=1)
+    worst = 0.0
+    for dtype in (torch.float16, torch.bfloat16):
+        state = linear.prepare(weight, weight.problem(dtype, "cpu"))
+        # Halves of a register are one value for the emulator: rows are stored in pairs.
+        for m in (2, 16):
+            x = torch.randn(m, 2048, dtype=dtype)
+            # Parts of unequal length, too.
+            for split in (1, 3):
+                config = replace(linear.choose(state, m), split=split)
+                worst = max(worst, self_test._error(linear.run(x, state, config), x.float() @ whole.T))
+    return worst
+
+
+def _padded_adapters() -> float:
+    """Check adapters of the sizes of the self-test: nothing uses what is between rows, nor beyond the last input."""
+    n, k, worst = 200, 700, 0.0
+    rows = AdapterRows()
+    rows.assign([(0, [3, 19])])
+    others = [row for row in range(20) if row not in (3, 19)]
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x, y = torch.randn(20, k, dtype=torch.float16), torch.zeros(20, n, dtype=torch.float16)
+        problem = LoraProblem(n, k, 1, 20, torch.float16, "cpu")
+        product = REGISTRIES["lora"].load("triton").prepare(problem, rows, torch.zeros(n))
+        product._kept = lambda tensor, padding=(0, 0): F.pad(tensor, padding, value=torch.nan).contiguous()
+        a, b = ((torch.randn(shape) / 10).to(dtype) for shape in ((20, k), (n, 20)))
+        product.load(0, product.pack([LoraPart(0, 2.0, a, b, None, None)]))
+        product(x, y)
+        assert not y[others].any()
+        worst = max(worst, self_test._error(y[[3, 19]], 2 * x[[3, 19]].float() @ a.float().T @ b.float().T))
+    return worst
+
+
+def _blocks_of_experts() -> float:
+    """Check blocks of pairs: of few, of one expert for more than a program reads at once, and most of them unused."""
+    worst = 0.0
+    for tokens, count, start, experts, rows in (
+        (3, 40, 0, 40, 8),
+        (40, 9, 2, 5, 16),
+        (4500, 1, 0, 1, 8),
+        (90, 3, 3, 4, 8),
+    ):
+        selected = torch.randint(0, count, (tokens, 2))
+        blocks = sort_pairs(selected, start, experts, rows)
+        pairs, numbers = [], []
+        for expert in range(experts):
+            own = (selected.flatten() == start + expert).nonzero().flatten()
+            pairs.append(F.pad(own, (0, -len(own) % rows), value=2 * tokens))
+            numbers += [expert + 1.0] * (len(pairs[-1]) // rows)
+        expected = F.pad(torch.tensor(numbers), (0, len(blocks.experts) - len(numbers)))
+        worst = max(worst, float((blocks.experts + 1 - expected).abs().max()))
+        sorted_pairs = torch.cat(pairs)
+        worst = max(worst, float((blocks.pairs.flatten()[: len(sorted_pairs)] != sorted_pairs).sum()))
+    return worst
+
+
 #: More checks of a family, each with its worst error; see ``self_test.FAMILIES``.
 MORE: dict[str, list[Callable[[], float]]] = {
     "norm": [_quantized_norm],
+    "weight-only linear": [_long_products],
+    "LoRA": [_padded_adapters],
+    "experts": [_blocks_of_experts],
     # Nearly full tiles of 128 columns.
     "GPTQ": [lambda: self_test._gptq(CPU, 150, 127, 127)],
 }

@@ -42,9 +42,28 @@ def run(
 
     %rd0 and %rd1 are where all input and output begin, %r0 is the thread.
     """
-    given = np.zeros((threads, 1), np.uint32) if given is None else np.ascontiguousarray(given)
-    result = np.full((threads, outputs), 0xDEADBEEF, np.uint32)
-    text = _TEXT.format(threads=threads, inputs=4 * given.shape[1], outputs=4 * outputs, body=body)
+    given = np.zeros((threads, 1), np.uint32) if given is None else given
+    text = text_of(body, threads, given.shape[1], outputs)
+    return run_text(text, given, outputs=outputs, shared=shared, options=options, blocks=blocks)
+
+
+def text_of(body: str, threads: int = 32, inputs: int = 1, outputs: int = 1) -> str:
+    """A kernel whose threads have so many words of input and of output."""
+    return _TEXT.format(threads=threads, inputs=4 * inputs, outputs=4 * outputs, body=body)
+
+
+def run_text(
+    text: str,
+    given: np.ndarray,
+    *,
+    outputs: int = 1,
+    shared: int = 4096,
+    options: RunOptions = RunOptions(),  # noqa: B008 (it is frozen)
+    blocks: int = 1,
+) -> np.ndarray:
+    """Run a kernel of ``text_of`` with input [threads, words] uint32."""
+    given = np.ascontiguousarray(given)
+    result = np.full((len(given), outputs), 0xDEADBEEF, np.uint32)
     arrays = [given, result]
     spans = [Span(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
     Program(text, shared).run(

@@ -43,9 +43,6 @@ from aiakq.kernels.triton import self_test
 SLACK = 1.02
 #: Orders in which launches are repeated, for mutants that only change what is ordered.
 SCHEDULES = range(1, 5)
-#: Families in which lanes that hold the same element store what they computed from approximations in another order:
-#: either value is right, but not the same, unless powers of two are exact.
-STORED_TWICE = {"weight-only linear"}
 #: Instructions that a warp may execute, as a multiple of what it does without a mistake.
 ENDLESS = 20
 
@@ -98,7 +95,7 @@ class Family:
         self._errors = inputs.errors(family)
         assert self._errors, f"the self-test of {family} passes"
         emulation.observer = None
-        emulation.options = RunOptions(truncate=True, approximate=family not in STORED_TWICE)
+        emulation.options = RunOptions(truncate=True, approximate=True)
         self._truncated = inputs.errors(family)
         emulation.options = RunOptions()
         assert self._truncated, f"the self-test of {family} passes with sums that are cut off"

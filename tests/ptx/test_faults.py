@@ -25,6 +25,10 @@ WRONG = {
     "an undefined value by way of shared memory": (
         "shl.b32 %r1, %r0, 2; st.shared.b32 [%r1], %r6; ld.shared.b32 %r5, [%r1];" + STORE, "undefined",
     ),
+    "a part of a vector that nobody wrote": (
+        "shl.b32 %r1, %r0, 3; mov.b32 %r5, 1; st.shared.v2.b32 [%r1], {%r5, %r6};"
+        "ld.shared.v2.b32 {%r7, %r5}, [%r1];" + STORE, "undefined",
+    ),
     "an undefined value by way of another lane": (
         "setp.lt.u32 %p1, %r0, 3; @%p1 mov.b32 %r6, 0; shfl.sync.bfly.b32 %r5, %r6, 1, 31, -1;" + STORE, "undefined",
     ),
@@ -92,6 +96,8 @@ def test_a_fault_names_its_place():
 
 #: What is like the above, and right.
 RIGHT = {
+    "a part of a vector that nobody wrote": "shl.b32 %r1, %r0, 3; mov.b32 %r5, 1; st.shared.v2.b32 [%r1], {%r5, %r6};"
+    "ld.shared.v2.b32 {%r7, %r8}, [%r1]; st.global.b32 [%rd3], %r7;",
     "an undefined value that decides nothing": "setp.lt.u32 %p1, %r0, 3; @%p1 mov.b32 %r6, 0;"
     "shfl.sync.bfly.b32 %r5, %r6, 1, 31, -1; setp.lt.u32 %p1, %r0, 2; @%p1 st.global.b32 [%rd3], %r5;",
     "an undefined condition that another one decides": "setp.eq.s32 %p1, %r6, 1; setp.lt.u32 %p2, %r0, 0;"

@@ -38,5 +38,5 @@ def test_quick_families_agree_with_torch_on_sm_90():
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", ["80", "90"])
 def test_families_bear_sums_that_are_cut_off_and_approximations(arch):
-    families = ["attention", "latent attention", "LoRA", "recurrence"]
+    families = ["attention", "latent attention", "LoRA", "recurrence", "weight-only linear", "experts"]
     check(verdicts(arch, *families, "--truncate", "--inexact"), families)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from ptx.equivalence import reason
+from ptx.kernels import run_text, text_of
 from ptx.mutants import KINDS, Mutant, all_mutants, some_mutants
+from ptx.program import PtxFault
 
 TEXT = """
 	mov.u32 	%r1, %tid.x;
@@ -53,3 +57,50 @@ def test_what_makes_a_mutant_equivalent():
     unknown = Mutant("constant off by one", 0, "add.s32 %r9, %r8, 1;", "add.s32 %r9, %r8, 2;")
     text = "\n".join([unknown.old, "ld.global.b32 %r8, [%rd1];"])
     assert reason(text, unknown, lambda text: "trap" in text) is None, "its operand comes from memory"
+
+
+#: The mutant's instruction, and what a kernel of 32 threads does: every fourth thread, or the first one, stores.
+FOURTH = """
+    and.b32 %r6, %r0, 3;
+    setp.eq.b32 %p1, %r6, 0;
+"""
+EXPLAINED = {
+    "an address in threads that do not store": (
+        "and.b32 %r5, %r0, 28;", FOURTH + "mad.wide.u32 %rd5, %r5, 4, %rd1;\n@%p1 st.global.b32 [%rd5], %r0;",
+        "threads that store, or load,",
+    ),
+    "a lane in threads that do not store": (
+        "and.b32 %r5, %r0, 28;", FOURTH + "shfl.sync.idx.b32 %r7, %r0, %r5, 31, -1;\n@%p1 st.global.b32 [%rd3], %r7;",
+        "threads that store, or load,",
+    ),
+    "a value in threads that do store": (
+        "and.b32 %r5, %r0, 27;", FOURTH + "@%p1 st.global.b32 [%rd3], %r5;", "",
+    ),
+    "another thread stores the same": (
+        "setp.eq.b32 %p1, %r0, 3;", "@%p1 st.global.b32 [%rd1], 5;", "all threads that it could let store",
+    ),
+    "another thread stores something else": ("setp.eq.b32 %p1, %r0, 3;", "@%p1 st.global.b32 [%rd1], %r0;", ""),
+    "what another thread loads": (
+        "setp.eq.b32 %p1, %r0, 3;", "mov.b32 %r5, 0;\n@%p1 ld.global.b32 %r5, [%rd2];\nst.global.b32 [%rd3], %r5;", "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_what_threads_do_with_a_result_explains_a_mutant(name):
+    old, body, words = EXPLAINED[name]
+    text = text_of(f"\n{old}\n{body}")
+    given = np.arange(7, 39, dtype=np.uint32)[:, None]
+    expected = run_text(text, given)
+
+    def unchanged(other: str) -> bool:
+        try:
+            return np.array_equal(run_text(other, given), expected)
+        except PtxFault:
+            return False
+
+    mutant = next(m for m in all_mutants(text) if m.kind == "constant off by one" and m.old == old)
+    if unchanged(mutant.apply(text)):
+        assert words and words in (reason(text, mutant, unchanged) or "")
+    else:
+        assert not words

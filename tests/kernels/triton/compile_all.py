@@ -1,12 +1,14 @@
 """Compile every launch configuration and print the results as JSON. Run by test_triton_compiled.py.
 
---quick compiles each kernel once for each architecture and number of warps. --record writes the counts of this version
-of Triton to instructions.json, --page a section of docs/performance.md.
+--quick compiles each kernel once for each architecture and number of warps, and what multiplies no matrices for one
+architecture. --arch N, several times if wanted, compiles for that architecture alone. --record writes the counts of
+this version of Triton to instructions.json, --page a section of docs/performance.md.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import os
 import sys
@@ -55,7 +57,8 @@ from aiakq.kernels.types import AttentionSpec
 
 HERE = Path(__file__).resolve().parent
 K, N = 4096, 4096
-compiled = partial(compiling.compiled, once="--quick" in sys.argv)
+QUICK = "--quick" in sys.argv
+compiled = partial(compiling.compiled, once=QUICK)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 #: What becomes of a kernel; None of one that was not compiled again.
 Row = dict[str, Any] | None
@@ -67,7 +70,27 @@ KINDS = [("w4a16", 4, 128), ("w4a16", 4, 32), ("w8a16", 8, 128), ("w8a16", 8, K)
 EVERYWHERE = [("w4a16", 4, 128), ("w8a16", 8, K), ("w2a16", 2, 128)]
 
 
-def is_split(most: str, words: list[str | int]) -> bool:
+def launches(arch: int, kernel: str, bits: int) -> list[tuple[str, list[Any]]]:
+    """Most rows and configuration of every launch on a GPU without a file of its own, the widest first.
+
+    With --quick, it is the one of its kind that is compiled, and the one that needs most.
+    """
+    entries = configs.table(configs.DEFAULT, arch)[kernel][str(bits)]
+    return [(most, entry) for most, entry in reversed(entries.items()) if not isinstance(entry, str)]
+
+
+def tensor_core(arch: int, warps: int, integers: bool = False) -> str:
+    """The instruction that should multiply. Hopper's products of floats need four warps, as do those of sm_100, where
+    Triton multiplies integers as before Hopper.
+    """
+    if arch == 90 and (integers or warps >= 4):
+        return "IGMMA" if integers else "HGMMA"
+    if arch == 100 and warps >= 4 and not integers:
+        return "UTCHMMA"
+    return "IMMA" if integers else "HMMA"
+
+
+def is_split(most: str, words: list[Any]) -> bool:
     """Whether programs share an output."""
     return int(most) <= configs.SPLIT_ROWS or any(isinstance(word, int) for word in words)
 
@@ -76,17 +99,16 @@ def grouped_kernels(arch: int) -> Iterator[Row]:
     for scheme, bits, group in KINDS if arch == 90 else EVERYWHERE:
         plane = linear.inputs_per_plane(K, group, bits)
         step = plane * (16 // bits)
-        entries = [(most, entry) for most, entry in configs.table("default", arch)["grouped"][str(bits)].items()]
-        wide = [most for most, entry in entries if entry != "dense"][-1]
+        entries = launches(arch, "grouped", bits)
+        wide = entries[0][0]
         for most, entry in entries:
-            if entry == "dense":
-                continue
             bn, bm, warps, stages, *words = entry
             for name in DTYPES if arch == 90 else ("bf16",):
                 dtype = DTYPES[name]
                 halves = [MockTensor(dtype)] * 3
                 # Without inline assembly, which ``--tune`` tries too, the widest one needs most registers.
-                for plain in (False, True) if most == wide and (scheme, bits, group) in EVERYWHERE else (False,):
+                without = most == wide and arch < 100 and (scheme, bits, group) in EVERYWHERE
+                for plain in (False, True) if without else (False,):
                     made = compiled(
                         linear_kernel.grouped_kernel, arch, halves[0], MockTensor(torch.float32),
                         MockTensor(torch.int16), MockTensor(torch.int32), MockTensor(torch.float32), *halves[:2],
@@ -97,7 +119,7 @@ def grouped_kernels(arch: int) -> Iterator[Row]:
                         JOINED="joined" in words, PLAIN=plain, num_warps=warps,
                     )  # fmt: skip
                     kind = f"{scheme} g{group}" if group < K else scheme
-                    matrix = "HGMMA" if arch == 90 and warps >= 4 else "HMMA"
+                    matrix = tensor_core(arch, warps)
                     weights = bn * step / (warps * 32)
                     label = f"{kind} {name}{' plain' * plain} m{most}"
                     yield described(label, kind, arch, int(most), made, weights, matrix)
@@ -108,10 +130,7 @@ def float_code_kernels(arch: int) -> Iterator[Row]:
     for dtype, group in (
         (dtype, group) for dtype in (("bf16", "fp16") if arch == 90 else ("bf16",)) for group in (128, K)
     ):
-        for most, entry in configs.table("default", arch)["float_codes"]["8"].items():
-            if isinstance(entry, str):
-                continue
-            bn, bm, warps, stages, *words = entry
+        for most, (bn, bm, warps, stages, *words) in launches(arch, "float_codes", 8):
             x, floats = MockTensor(DTYPES[dtype]), MockTensor(torch.float32)
             made = compiled(
                 linear_floats_kernel.float_codes_kernel, arch, x, MockTensor(torch.int16), floats, floats, x, x, floats,
@@ -119,7 +138,7 @@ def float_code_kernels(arch: int) -> Iterator[Row]:
                 SPLIT=4 if is_split(most, words) else 1, STAGES=stages, BIAS=False, num_warps=warps,
             )  # fmt: skip
             kind = "fp8a16 g128" if group < K else "fp8a16"
-            matrix = "HGMMA" if arch == 90 and warps >= 4 else "HMMA"
+            matrix = tensor_core(arch, warps)
             yield described(f"{kind} {dtype} m{most}", kind, arch, int(most), made, bn * 128 / (warps * 32), matrix)
 
 
@@ -145,7 +164,7 @@ def float_codes(arch: int, dtype: str, group: int, words: list[str | int]) -> di
 
 
 def integer_kernels(arch: int) -> Iterator[Row]:
-    for most, (bn, bm, warps, stages, *words) in configs.table("default", arch)["integers"]["8"].items():
+    for most, (bn, bm, warps, stages, *words) in launches(arch, "integers", 8):
         y = MockTensor(torch.bfloat16)
         made = compiled(
             linear_int8_kernel.integers_kernel, arch, MockTensor(torch.int8), MockTensor(torch.float32),
@@ -153,7 +172,7 @@ def integer_kernels(arch: int) -> Iterator[Row]:
             N, 7, N, K=K, BN=bn, BM=bm, BK=128, SPLIT=3 if is_split(most, words) else 1, STAGES=stages,
             WEIGHTS_LEFT="weights_left" in words, BIAS=False, num_warps=warps,
         )  # fmt: skip
-        matrix = "IGMMA" if arch == 90 else "IMMA"
+        matrix = tensor_core(arch, warps, integers=True)
         yield described(f"w8a8 m{most}", "w8a8", arch, int(most), made, bn * 128 / (warps * 32), matrix)
 
 
@@ -162,9 +181,12 @@ CACHES = {"bf16": torch.bfloat16, "int8": torch.int8, "e4m3": torch.float8_e4m3f
 
 
 def caches(arch: int) -> Iterator[tuple[str, torch.dtype, bool]]:
-    """Name, dtype, and whether there are scales."""
+    """Name, dtype, and whether there are scales; on GPUs that nothing is tuned for, one of 8 bits."""
     for name, dtype in CACHES.items():
-        if arch >= 89 or not dtype.is_floating_point or dtype.itemsize > 1:
+        if arch >= 100:
+            if name in ("bf16", "e4m3"):
+                yield name, dtype, dtype.itemsize == 1
+        elif arch >= 89 or not dtype.is_floating_point or dtype.itemsize > 1:
             yield name, dtype, dtype.itemsize == 1
 
 
@@ -176,8 +198,8 @@ def attention_kernels(arch: int) -> Iterator[Row]:
         tables = [MockTensor(torch.int32)] * 2
         bits = "8" if scaled else "16"
         for kernel in ("decode", "prefill"):
-            entries = configs.table("default", arch)[kernel][bits]
-            for most, entry in entries.items():
+            entries = launches(arch, kernel, int(bits))
+            for most, entry in entries:
                 config = configs.attention_config_of(entry, 128)
                 warps = config.warps or attention.prefill_warps(arch // 10)
                 common = {
@@ -192,7 +214,7 @@ def attention_kernels(arch: int) -> Iterator[Row]:
                         6144, 64, 0.1, 0.0, ROWS=16, SPLIT=4, **common,
                     )  # fmt: skip
                 else:
-                    rows, matrix = config.share, "HGMMA" if arch == 90 else "HMMA"
+                    rows, matrix = config.share, tensor_core(arch, warps)
                     made = compiled(
                         attention_kernel.prefill_kernel, arch, x, *cache, *tables, *tables, x,
                         *[MockTensor(torch.float32)] * 2, 6144, 4096, 64, 0.1, 0.0, TOKENS=rows // 4, ROWS=rows,
@@ -207,7 +229,7 @@ def latent_kernels(arch: int) -> Iterator[Row]:
     x, floats, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
     for name, dtype, scaled in caches(arch):
         cache = torch.empty(1, 16, 1, 1, dtype=dtype, device="meta")
-        for heads, decoding in ((128, True), (128, False), (16, True), (16, False)):
+        for heads, decoding in itertools.product((128, 16) if arch < 100 else (128,), (True, False)):
             spec = AttentionSpec(heads, 1, 576, 0.1, value_dim=512, latent=True)
             config = latent_attention.config_of(arch // 10, heads, decoding, 8 * dtype.itemsize)
             constants = latent_attention.constants(spec, [cache] * (1 + scaled), config)
@@ -375,6 +397,8 @@ def described(
         "registers": made.registers,
         "stack": made.stack,
         "shared": made.shared,
+        "columns": made.columns,
+        "trap": made.trap,
         "most_shared": SHARED[arch],
         "matrix": matrix,
         "double": sum(count for name, count in made.whole.items() if name in DOUBLE),
@@ -387,17 +411,17 @@ PAGE = """\
 ## Triton kernels as compiled
 
 What ptxas generates for an H200 (sm_90) from every launch configuration of `kernels/triton/launch`, {versions}. CI
-compiles them again, also for sm_80 and sm_89, and fails if a kernel exceeds the shared memory, spills registers, waits
-for a load in its main loop, uses a different matrix instruction than intended, or needs over 5 % more instructions per
-weight. At 4.3 TB/s an H200 can issue about four instructions per 4-bit weight and seven per 8-bit weight before it
-becomes issue-bound.
+compiles them again, also for sm_80, 89, 100 and 120, and fails if a kernel exceeds the shared or tensor memory, spills
+registers, waits for a load in its main loop, uses a different matrix instruction than intended, or (up to sm_90) needs
+over 5 % more instructions per weight. At 4.3 TB/s an H200 can issue about four instructions per 4-bit weight and seven
+per 8-bit weight before it becomes issue-bound.
 
 | kernel | up to rows | instructions per weight | registers | shared memory, KiB | matrix instruction |
 |---|---|---|---|---|---|
 {rows}
 
-Triton 3.9.0 needs 2.2 to 3.9 times as many instructions for W8A8 on sm_80 and sm_89 and spills registers there, and in
-latent attention on sm_90; `make triton` compiles with the newest version.
+Triton 3.9.0 needs 2.2 to 2.9 times as many instructions for W8A8 on sm_80 and sm_89, and spills registers in latent
+attention on sm_90; `make triton` compiles with the newest version.
 
 For attention, instructions per element of a key and a value, or of a latent; for kernels without a matrix product, per
 element of a row, of a state or of a dequantized weight. Generated by
@@ -417,25 +441,30 @@ def page(made: list[dict[str, Any]]) -> str:
 
 
 def made_for(arch: int) -> list[dict[str, Any]]:
-    kinds = (
-        grouped_kernels, float_code_kernels, decoding_kernel, integer_kernels, attention_kernels, latent_kernels,
-        row_kernels, mask_kernels, recurrent_kernels, lora_kernels, gptq_kernels,
-    )  # fmt: skip
-    made = [kernel for kind in kinds for kernel in kind(arch)] + list(expert_kernels(arch, compiled, described))
+    kinds = [grouped_kernels, float_code_kernels, integer_kernels, attention_kernels, latent_kernels]
+    if arch == 90 or not QUICK:
+        kinds += [decoding_kernel, row_kernels, mask_kernels, recurrent_kernels, lora_kernels, gptq_kernels]
+    made = [kernel for kind in kinds for kernel in kind(arch)]
+    made += expert_kernels(arch, compiled, described, launches, tensor_core)
     return [kernel for kernel in made if kernel is not None]
 
 
 def main() -> None:
     # Torch has threads, which a fork may leave locked.
     # And Triton keeps what it made of a cast for one GPU, which another may not know.
-    with ProcessPoolExecutor(
-        min(len(SHARED), os.cpu_count() or 1), get_context("spawn"), max_tasks_per_child=1
-    ) as pool:
-        made = [kernel for kernels in pool.map(made_for, sorted(SHARED, reverse=True)) for kernel in kernels]
+    archs = [int(after) for word, after in itertools.pairwise(sys.argv) if word == "--arch"]
+    # sm_89 has the launches and, but for floats of 8 bits, the code of sm_80.
+    archs = archs or [arch for arch in sorted(SHARED, reverse=True) if not (QUICK and arch == 89)]
+    workers = min(len(archs), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=1) as pool:
+        made = [kernel for kernels in pool.map(made_for, archs) for kernel in kernels]
     if "--record" in sys.argv:
         file = HERE / "instructions.json"
         recorded = json.loads(file.read_text())
-        recorded[importlib.metadata.version("triton")] = {kernel["name"]: kernel["per_weight"] for kernel in made}
+        known = recorded.setdefault(importlib.metadata.version("triton"), {})
+        for name in [name for name in known if int(name.rpartition(" sm")[2]) in archs]:
+            del known[name]
+        known |= {kernel["name"]: kernel["per_weight"] for kernel in made if kernel["arch"] < 100}
         file.write_text(json.dumps(recorded, indent=1, sort_keys=False) + "\n")
     if "--page" in sys.argv:
         sys.path.insert(0, str(HERE.parents[2] / "examples"))

@@ -9,7 +9,7 @@ import torch
 from compiling import Compiled
 from triton.runtime.jit import MockTensor
 
-from aiakq.kernels.triton import configs, experts, experts_kernel, linear
+from aiakq.kernels.triton import experts, experts_kernel, linear
 
 K, N = 4096, 4096
 #: Name -> bits, the table with its launches, and the inputs of a step.
@@ -22,19 +22,16 @@ KINDS = {
 
 
 def expert_kernels(
-    arch: int, compiled: Callable[..., Compiled | None], described: Callable[..., dict[str, Any] | None]
-) -> Iterator[dict[str, Any] | None]:
+    arch: int, compiled: Callable[..., Compiled | None], described: Callable[..., dict[str, Any] | None],
+    launches: Callable[..., list[tuple[str, list[Any]]]], tensor_core: Callable[..., str],
+) -> Iterator[dict[str, Any] | None]:  # fmt: skip
     """Of products with the sizes of Llama 3, eight experts per token."""
     for kind, (bits, table, step) in KINDS.items():
-        for most, entry in configs.table("default", arch)[table][str(bits)].items():
-            if isinstance(entry, str):
-                continue
+        for most, entry in launches(arch, table, bits):
             bn, bm, warps, stages, *words = entry
             common = {"SHARE": 8, "BN": bn, "BM": bm, "STAGES": stages, "BIAS": False, "num_warps": warps}
             made = compiled(*_product(kind, arch), **_constants(kind, words), **common)
-            # Hopper's products of floats need four warps.
-            integers = kind == "w8a8"
-            matrix = ("I" if integers else "H") + ("GMMA" if arch == 90 and (warps >= 4 or integers) else "MMA")
+            matrix = tensor_core(arch, warps, kind == "w8a8")
             weights = bn * step / (warps * 32)
             yield described(f"experts {kind} m{most}", "experts", arch, int(most), made, weights, matrix)
     yield from _sort_and_sum(arch, compiled, described)

@@ -21,9 +21,13 @@ from triton.runtime import driver
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 #: Bytes of shared memory that a program may have.
-SHARED = {80: 166912, 89: 101376, 90: 232448}
+SHARED = {80: 166912, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+#: For which a quick run compiles a kernel with every number of warps.
+THOROUGHLY = {80, 90}
+#: Columns of tensor memory of a multiprocessor.
+TENSOR_MEMORY = 512
 #: Instructions of tensor cores.
-MATRIX = {"HGMMA", "IGMMA", "HMMA", "IMMA"}
+MATRIX = {"HGMMA", "IGMMA", "HMMA", "IMMA", "UTCHMMA", "UTCIMMA"}
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)((?:\.\w+)*)")
 _LABEL = re.compile(r"\s*\.?(\.?L_x_\d+):")
 _BRANCH = re.compile(r"\bBRA\b.*?`\(\.?(\.?L_x_\d+)\)")
@@ -67,6 +71,8 @@ class Compiled:
     kernel  the name of its function.
     bounds  the number of bounds of loops that an enclosing loop changes, before and after Triton's passes for a GPU.
     waits   the number of waits for all products in flight, as Triton asked and as ptxas made it.
+    columns of tensor memory, which only some GPUs have.
+    trap    whether it gives up, which is what Triton makes of a kernel that needs too much tensor memory.
     """
 
     loop: Counter[str]
@@ -77,6 +83,8 @@ class Compiled:
     registers: int
     stack: int
     shared: int
+    columns: int
+    trap: bool
 
     def instructions(self) -> int:
         """Of the loop."""
@@ -92,9 +100,10 @@ def compiled(
 ) -> Compiled | None:
     """Compile ``kernel`` as a launch with these arguments would.
 
-    once  whether to return None if the kernel was compiled for ``arch`` with as many warps before.
+    once  whether to return None if the kernel was compiled for ``arch`` with as many warps before; for architectures
+          that are not in THOROUGHLY, with any number of them.
     """
-    key = kernel.__name__, arch, constants["num_warps"]
+    key = kernel.__name__, arch, constants["num_warps"] if arch in THOROUGHLY else 0
     if once and key in _compiled:
         return None
     _compiled.add(key)
@@ -111,7 +120,10 @@ def compiled(
     bounds = (varying_bounds(made.asm["ttir"]), varying_bounds(made.asm["ttgir"]))
     waits = (made.asm["ptx"].count("wgmma.wait_group.sync.aligned 0;"), text.count("WARPGROUP.DEPBAR.LE gsb0, 0x0"))
     loop, whole = _count(_main_loop(lines)), _count(lines)
-    return Compiled(loop, whole, made.metadata.name, bounds, waits, int(found[1]), int(found[2]), made.metadata.shared)
+    return Compiled(
+        loop, whole, made.metadata.name, bounds, waits, int(found[1]), int(found[2]), made.metadata.shared,
+        getattr(made.metadata, "tmem_size", None) or 0, re.search(r"\btrap;", made.asm["ptx"]) is not None,
+    )  # fmt: skip
 
 
 def _count(lines: list[str]) -> Counter[str]:

@@ -10,6 +10,7 @@ import torch
 from aiakq.kernels.ops.attention import TorchAttention, as_bytes
 from aiakq.kernels.triton import attention as paged
 from aiakq.kernels.triton import configs
+from aiakq.kernels.triton.attention_blocks import query_blocks
 from aiakq.kernels.triton.configs import AttentionConfig
 from aiakq.kernels.types import LARGEST, AttentionContext, AttentionSpec
 
@@ -174,6 +175,12 @@ def test_tiles_that_tuning_tries(tile, rows, device, close):
         config=AttentionConfig(tile, 2, 4, rows),
         split=3,
     )
+
+
+def test_programs_that_attend_to_most_positions_start_first():
+    context = Case([(7, 1), (0, 40), (90, 20)], 2, 1, 16, 16, torch.float16).context
+    blocks = query_blocks(context, 16, torch.device("cpu"))
+    assert blocks.tolist() == [[2, 16], [2, 0], [1, 32], [1, 16], [1, 0]], "sequence and first token, decoding left out"
 
 
 def test_heads_of_many_numbers_take_smaller_tiles():

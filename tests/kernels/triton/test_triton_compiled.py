@@ -12,12 +12,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from lanes import in_shard
 from packaging.version import Version
+
+from aiakq.kernels.triton import configs
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[2] / "kernels" / "triton"
@@ -25,18 +26,20 @@ QUICK = os.environ.get("KERNEL_COMPILE") == "quick"
 TRITON = importlib.metadata.version("triton")
 #: Instructions per weight by version of Triton.
 RECORDED: dict[str, dict[str, float]] = json.loads((HERE / "instructions.json").read_text())
-#: Bytes of registers that a kernel may spill, by version of Triton: 3.9 spills in products of 8-bit activations before
-#: Hopper (it rearranges their operands in registers) and in latent attention on Hopper.
-SPILLED = {"3.6.0": 0, "3.7.1": 0, "3.9.0": 640}
-#: The same of the products of experts, beside those.
-SPILLED_BY_EXPERTS = {"3.6.0": 0, "3.7.1": 0, "3.9.0": 80}
+#: Bytes of registers that latent attention on Hopper spills with Triton 3.9 and newer; all else spills none.
+SPILLED_BY_LATENTS = 640
+#: For which instructions are counted: nobody has run kernels for the others.
+COUNTED = (80, 89, 90)
 
 
-def recorded(versions: Iterable[str]) -> str:
-    """This version of Triton, or the newest older one of ``versions``."""
-    return max(
-        (version for version in versions if Version(version) <= Version(TRITON)), key=Version, default=min(versions)
-    )
+def limit(name: str) -> float:
+    """The most instructions per weight of a kernel: those of this version of Triton, and a little more; if it was not
+    recorded, those of the newest older one, and more than a little.
+    """
+    versions = sorted((version for version in RECORDED if name in RECORDED[version]), key=Version)
+    older = [version for version in versions if Version(version) <= Version(TRITON)] or versions[:1]
+    assert older, f"{name} was never recorded"
+    return RECORDED[older[-1]][name] * (1.05 if older[-1] == TRITON else 1.2)
 
 
 # All of it is compiled at the first run, about a second each; after that Triton remembers.
@@ -67,9 +70,27 @@ def test_every_kernel_is_compiled_for_every_architecture(made):
         for file in KERNELS.glob("*_kernel.py")
         for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.M)
     }
-    assert {(kernel["kernel"], kernel["arch"]) for kernel in made} == {
-        (k, arch) for k in kernels for arch in (80, 89, 90)
-    }
+    found = {(kernel["kernel"], kernel["arch"]) for kernel in made}
+    if QUICK:
+        multiplying = {kernel["kernel"] for kernel in made if kernel["matrix"]}
+        assert len(multiplying) >= 9
+        assert {(k, 90) for k in kernels} | {(k, arch) for k in multiplying for arch in (80, 100, 120)} <= found
+    else:
+        assert found == {(k, arch) for k in kernels for arch in (80, 89, 90, 100, 120)}
+
+
+def test_every_launch_file_is_compiled(made):
+    """Those of architectures, by what they say; there are none of a GPU alone."""
+    archs = {f"sm_{kernel['arch']}" for kernel in made} | {"sm_89"}
+    assert {file.stem for file in (KERNELS / "launch").glob("*.json")} <= {"default", *archs}
+
+
+def test_launches_are_those_of_the_architecture():
+    """Of a GPU without a file of its own: that of its architecture, and of other kernels the default."""
+    for file in (KERNELS / "launch").glob("sm_*.json"):
+        found = configs.table(configs.DEFAULT, int(file.stem.removeprefix("sm_")))
+        own = json.loads(file.read_text())
+        assert own and found == json.loads((file.parent / "default.json").read_text()) | own
 
 
 def test_no_bound_of_an_inner_loop_is_lost(made):
@@ -85,10 +106,10 @@ def test_no_bound_of_an_inner_loop_is_lost(made):
 def test_every_configuration_fits(made):
     for kernel in made:
         assert kernel["shared"] <= kernel["most_shared"], kernel
-        spilled = SPILLED[recorded(SPILLED)]
-        if kernel["name"].startswith("experts"):
-            spilled += SPILLED_BY_EXPERTS[recorded(SPILLED_BY_EXPERTS)]
-        assert kernel["registers"] <= 255 and kernel["stack"] <= spilled, kernel
+        # Of 512 columns, Triton makes a kernel that needs more a trap.
+        assert kernel["columns"] <= 512 and not kernel["trap"], kernel
+        newer = kernel["kind"] == "latent" and kernel["arch"] == 90 and Version(TRITON) >= Version("3.9")
+        assert kernel["registers"] <= 255 and kernel["stack"] <= newer * SPILLED_BY_LATENTS, kernel
 
 
 def test_nothing_is_computed_in_64_bits(made):
@@ -124,16 +145,19 @@ def test_lost_bounds_are_seen_in_the_text(monkeypatch):
 
 
 def test_loads_in_main_loops_run_ahead(made):
-    """cp.async, not loads that are waited for."""
+    """cp.async, not loads that are waited for; but numbers of pages may be where prompts have two stages, too few for
+    loads that depend on each other. Such launches were chosen by their times on an H200.
+    """
     for kernel in made:
         if kernel["matrix"]:
-            assert "LDG" not in kernel["loop"] and kernel["loop"]["LDGSTS"], kernel
+            assert kernel["loop"]["LDGSTS"], kernel
+            assert "LDG" not in kernel["loop"] or kernel["kernel"] == "prefill_kernel", kernel
 
 
 def test_recurrences_load_tokens_ahead(made):
     """Their loops have no matrices, but wait for no load either."""
     recurrences = [kernel for kernel in made if kernel["kernel"] == "recurrence_kernel"]
-    assert len(recurrences) == (3 if QUICK else 6) and all(kernel["copies"] >= 9 for kernel in recurrences)
+    assert len(recurrences) == (1 if QUICK else 10) and all(kernel["copies"] >= 9 for kernel in recurrences)
 
 
 def test_the_tensor_core_that_is_meant_multiplies(made):
@@ -149,24 +173,20 @@ def test_products_of_tensor_cores_follow_each_other(made):
 
 
 def test_instructions_are_no_more_than_recorded(made):
-    """Recorded by ``python tests/kernels/triton/compile_all.py --record`` for each version of Triton.
-
-    For a version that was not recorded, those of the newest older one are the limits, with more tolerance.
-    """
-    version = recorded(RECORDED)
-    tolerance = 1.05 if version == TRITON else 1.2
-    names = {kernel["name"] for kernel in made}
-    assert names <= RECORDED[version].keys() if QUICK else names == RECORDED[version].keys()
-    for kernel in made:
-        limit = RECORDED[version][kernel["name"]] * tolerance
-        assert kernel["per_weight"] <= limit, (kernel["name"], kernel["per_weight"], limit)
+    """Recorded by ``python tests/kernels/triton/compile_all.py --record`` for each version of Triton."""
+    counted = [kernel for kernel in made if kernel["arch"] in COUNTED]
+    assert QUICK or {kernel["name"] for kernel in counted} == set().union(*RECORDED.values())
+    for kernel in counted:
+        most = limit(kernel["name"])
+        assert kernel["per_weight"] <= most, (kernel["name"], kernel["per_weight"], most)
 
 
 def test_the_main_one_is_within_its_budget(made):
     few = [
         kernel for kernel in made if kernel["arch"] == 90 and kernel["kind"] == "w4a16 g128" and kernel["rows"] <= 16
     ]
-    assert (QUICK or few) and all(kernel["per_weight"] <= 2.5 for kernel in few)
+    # At 16 rows, the launch that was fastest on an H200 has a few more.
+    assert (QUICK or few) and all(kernel["per_weight"] <= (2 if kernel["rows"] <= 8 else 2.7) for kernel in few)
 
 
 def test_decoding_over_caches_of_eight_bits_is_within_its_budget(made):

@@ -145,18 +145,22 @@ void store_matrices(Warp& w, const Instruction& i, Mask) {
         alignas(16) uint16_t rows[8][8];
         const uint32_t* in = w.value<uint32_t>(i.operands[matrix]);
         const Mask bad = w.undefined(i.operands[matrix], 4);
-        uint32_t lost = 0;
+        uint32_t lost[8] = {};  // the elements of each row
         for (int l = 0; l < LANES; l++) {
             for (int half = 0; half < 2; half++) {
                 int line = l >> 2, place = (l & 3) * 2 + half;
-                uint16_t one = uint16_t(in[l] >> (16 * half));
-                (TRANSPOSED ? rows[place][line] : rows[line][place]) = one;
-                lost |= uint32_t(bad >> l & 1) << (TRANSPOSED ? place : line);
+                if (TRANSPOSED) std::swap(line, place);
+                rows[line][place] = uint16_t(in[l] >> (16 * half));
+                lost[line] |= uint32_t(bad >> l & 1) << place;
             }
         }
         for (int row = 0; row < 8; row++) {
             uint32_t at = uint32_t(address[8 * matrix + row]);
-            w.block->shared.write(at, 16, w.number, reinterpret_cast<uint8_t*>(rows[row]), lost >> row & 1);
+            const auto* data = reinterpret_cast<uint8_t*>(rows[row]);
+            w.block->shared.write(at, 16, w.number, data, false);
+            for (uint32_t place = 0; place < 8; place++) {
+                if (lost[row] >> place & 1) w.block->shared.write(at + 2 * place, 2, w.number, data + 2 * place, true);
+            }
         }
     }
 }

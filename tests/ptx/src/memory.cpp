@@ -21,7 +21,7 @@ namespace {
 
 // --- loads and stores -------------------------------------------------------------------------------------------------
 
-constexpr int MAX_BYTES = 32;  // of a lane
+constexpr int MAX_BYTES = 32, MAX_PARTS = 32;  // of a lane
 
 void set_register(Warp& w, const Operand& o, const uint64_t* values, Mask undefined, Mask m) {
     if (o.size == 8) return w.assign(o, values, undefined, m);
@@ -44,7 +44,7 @@ uint64_t register_bits(Warp& w, const Operand& o, int size, int lane) {
 
 // T: unsigned to fill wider registers with zeros, signed to repeat the sign.
 template <class T>
-void unpack_lanes(Warp& w, const Instruction& i, const uint8_t (*data)[MAX_BYTES], Mask undefined, Mask m) {
+void unpack_lanes(Warp& w, const Instruction& i, const uint8_t (*data)[MAX_BYTES], const Mask* undefined, Mask m) {
     for (int part = 0; part < i.count - 1; part++) {
         uint64_t values[LANES];
         for (int l = 0; l < LANES; l++) {
@@ -53,7 +53,7 @@ void unpack_lanes(Warp& w, const Instruction& i, const uint8_t (*data)[MAX_BYTES
             values[l] = uint64_t(int64_t(one));
             if (!std::is_signed_v<T>) values[l] = one;
         }
-        set_register(w, i.operands[part], values, undefined, m);
+        set_register(w, i.operands[part], values, undefined[part], m);
     }
 }
 
@@ -63,13 +63,15 @@ void load(Warp& w, const Instruction& i, Mask m) {
     uint64_t address[LANES];
     w.addresses(i.operands[i.count - 1], m, address);
     alignas(32) uint8_t data[LANES][MAX_BYTES];
-    Mask undefined = 0;
+    auto read = [&](uint64_t at, uint32_t size, uint8_t* out) -> bool {
+        return SHARED ? w.block->shared.read(uint32_t(at), size, w.number, out) : w.block->global.read(at, size, w, out);
+    };
+    Mask undefined[MAX_PARTS] = {};
     for (int l = 0; l < LANES; l++) {
-        if (!(m >> l & 1)) continue;
-        if (SHARED) {
-            undefined |= Mask(w.block->shared.read(uint32_t(address[l]), count, w.number, data[l])) << l;
-        } else {
-            undefined |= Mask(w.block->global.read(address[l], count, w, data[l])) << l;
+        if (!(m >> l & 1) || !read(address[l], count, data[l])) continue;
+        for (int part = 0; part < i.count - 1; part++) {  // which of them it is
+            const uint32_t at = uint32_t(part * sizeof(T));
+            undefined[part] |= Mask(read(address[l] + at, sizeof(T), data[l] + at)) << l;
         }
     }
     unpack_lanes<T>(w, i, data, undefined, m);
@@ -98,12 +100,12 @@ void store(Warp& w, const Instruction& i, Mask m) {
     const uint32_t count = uint32_t(parts * sizeof(T));
     uint64_t address[LANES];
     w.addresses(i.operands[parts], m, address);
-    Mask undefined = 0;
+    Mask undefined[MAX_PARTS] = {}, any = 0;
     for (int part = 0; part < parts; part++) {
         const Operand& o = i.operands[part];
-        undefined |= w.undefined(o, o.constant ? sizeof(T) : o.size);
+        any |= undefined[part] = w.undefined(o, o.constant ? sizeof(T) : o.size);
     }
-    if (!SHARED && (undefined & m)) throw Fault("undefined: a value that was never written goes to global memory");
+    if (!SHARED && (any & m)) throw Fault("undefined: a value that was never written goes to global memory");
     alignas(32) uint8_t data[LANES][MAX_BYTES];
     for (int part = 0; part < parts; part++) {
         for (int l = 0; l < LANES; l++) {
@@ -114,7 +116,12 @@ void store(Warp& w, const Instruction& i, Mask m) {
     for (int l = 0; l < LANES; l++) {
         if (!(m >> l & 1)) continue;
         if (SHARED) {
-            w.block->shared.write(uint32_t(address[l]), count, w.number, data[l], undefined >> l & 1);
+            w.block->shared.write(uint32_t(address[l]), count, w.number, data[l], false);
+            for (int part = 0; part < parts && (any >> l & 1); part++) {
+                if (!(undefined[part] >> l & 1)) continue;
+                const uint32_t at = uint32_t(part * sizeof(T));
+                w.block->shared.write(uint32_t(address[l]) + at, sizeof(T), w.number, data[l] + at, true);
+            }
         } else {
             w.block->global.write(address[l], count, w, data[l]);
         }

@@ -57,27 +57,37 @@ T larger_half(T a, T b) {
 }
 float quotient(float a, float b) { return a / b; }
 float power_of_two(float a) { return std::exp2(a); }
-float logarithm(float a) { return std::log2(a); }
 float reciprocal(float a) { return 1.0f / a; }
 float root(float a) { return std::sqrt(a); }
-float reciprocal_root(float a) { return float(1.0 / std::sqrt(double(a))); }
-float tangent(float a) { return std::tanh(a); }
-// Of approximations, the relative error that PTX allows is at most 2 ** -BITS: here the results are off by that, up or
-// down as the bits of the operand have it.
-template <int BITS>
-float off_by_most(float y, float a) {
-    if (!approximate || !std::isfinite(y)) return y;
-    const bool up = bits_of<uint32_t>(a) * 0x9e3779b9u >> 31;
-    return float(double(y) * (1.0 + (up ? 1.0 : -1.0) / double(1 << BITS)));
+// Approximations may be off by what NVIDIA's PTX ISA 9.1 says (sections 9.7.3.8 to 9.7.3.22): by a number of floats (ulp)
+// from the correctly rounded result, or by a relative or absolute error. Here they are off by that, up or down as the
+// bits of the operand have it.
+bool is_up(float a) { return bits_of<uint32_t>(a) * 0x9e3779b9u >> 31; }
+template <int ULPS>
+float off_by_floats(float y, float a) {
+    const float end = is_up(a) ? INFINITY : -INFINITY;
+    for (int i = 0; i < ULPS && approximate && std::isfinite(y) && y != 0; i++) y = std::nextafter(y, end);
+    return y;
 }
-template <float (*F)(float), int BITS = 22>
+template <float (*F)(float), int ULPS>
 float near(float a) {
-    return off_by_most<BITS>(F(a), a);
+    return off_by_floats<ULPS>(F(a), a);
 }
-template <float (*F)(float, float)>
+template <float (*F)(float, float), int ULPS>
 float near(float a, float b) {
-    return off_by_most<22>(F(a, b), a + b);
+    return off_by_floats<ULPS>(F(a, b), a + b);
 }
+// By 2 ** (-TENTHS / 10) of the result, or absolutely.
+template <int TENTHS>
+float off_by(double y, float a, bool absolute = false) {
+    if (!approximate || !std::isfinite(y)) return float(y);
+    const double error = std::exp2(-TENTHS / 10.0) * (absolute ? 1.0 : y);
+    return float(is_up(a) ? y + error : y - error);
+}
+float near_root(float a) { return off_by<230>(std::sqrt(double(a)), a); }
+float near_reciprocal_root(float a) { return off_by<229>(1.0 / std::sqrt(double(a)), a); }
+float near_tangent(float a) { return off_by<110>(std::tanh(double(a)), a); }
+float near_logarithm(float a) { return off_by<220>(std::log2(double(a)), a, a > 0.5f && a < 2.0f); }
 // With operands and results too small to be normal as zeros.
 template <float (*F)(float)>
 float flushed(float a) {
@@ -141,17 +151,17 @@ void add_singles(std::vector<Kind>& all) {
     add_binary<smaller_float>(all, {"min"});
     add_binary<larger_float>(all, {"max"});
     add_binary<quotient>(all, {"div.rn"});
-    add_binary<near<quotient>>(all, {"div.full", "div.approx"});
+    add_binary<near<quotient, 2>>(all, {"div.full", "div.approx"});
     add_unary<negative_float<float>>(all, {"neg"});
     add_unary<absolute_float<float>>(all, {"abs"});
     add_unary<reciprocal>(all, {"rcp.rn"});
     add_unary<root>(all, {"sqrt.rn"});
-    add_unary<near<power_of_two>>(all, {"ex2.approx"});
-    add_unary<near<logarithm>>(all, {"lg2.approx"});
-    add_unary<near<reciprocal>>(all, {"rcp.approx"});
-    add_unary<near<root>>(all, {"sqrt.approx"});
-    add_unary<near<reciprocal_root>>(all, {"rsqrt.approx"});
-    add<near<tangent, 11>>(all, "tanh.approx.f32");
+    add_unary<near<power_of_two, 2>>(all, {"ex2.approx"});
+    add_unary<near_logarithm>(all, {"lg2.approx"});
+    add_unary<near<reciprocal, 1>>(all, {"rcp.approx"});
+    add_unary<near_root>(all, {"sqrt.approx"});
+    add_unary<near_reciprocal_root>(all, {"rsqrt.approx"});
+    add<near_tangent>(all, "tanh.approx.f32");
     constexpr float (*with_zeros)(float, float, float) = flushed<fused>;
     add_single<fused, with_zeros>(all, {"fma.rn"});
 }
