@@ -305,7 +305,7 @@ class LLM(PoolingMethods):
         with tqdm(total=len(builders), desc="Processed prompts", disable=not use_tqdm) as bar:
 
             def deliver(step: StepOutput) -> None:
-                for output in step.outputs:
+                for output in step.all_outputs():
                     deltas, aborts = self._processor.process(output)
                     if aborts:
                         inbox.append(Abort(aborts))

@@ -245,9 +245,13 @@ class Ops(RecurrentOps):
         return spec.cache_bytes(dtype)
 
     def sampler(self) -> Sampler:
-        """Bind a sampler of tokens from float32 logits."""
+        """Bind a sampler of tokens from float32 logits. Raises PluginError for one of a package that does not fit."""
         problem = SamplingProblem(torch.float32, self.device_type)
-        return self._bind(sampling.IMPLEMENTATIONS, problem).prepare(problem)
+        sampler = self._bind(sampling.IMPLEMENTATIONS, problem).prepare(problem)
+        selection, _ = self._select(sampling.IMPLEMENTATIONS, problem)
+        if sampling.IMPLEMENTATIONS.package(selection.name) is not None and self.device.type != "meta":
+            sampling.check_plugin(selection.name, sampler, self.device)
+        return sampler
 
     def selected(self, operation: str) -> set[str]:
         """Return the names of the implementations that layers of ``operation`` were bound to."""

@@ -5,6 +5,7 @@ Penalties, biases and masks are applied to the logits beforehand; log-probabilit
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from aiakq.kernels.registry import PluginError
 from aiakq.kernels.selection import Implementations
 from aiakq.kernels.transfer import on_device, on_host
 from aiakq.kernels.types import SamplingProblem
@@ -136,6 +138,23 @@ class SamplingKernel(Protocol):
 
 
 IMPLEMENTATIONS = Implementations[SamplingKernel].of_backends("sampling", "cpu", "triton")
+
+
+def check_plugin(name: str, sampler: Sampler, device: torch.device) -> None:
+    """Raise PluginError if ``sampler``, of the implementation ``name`` of another package, has not this interface."""
+    needed = "its sampler is called with (raw, rows, uniforms, modified, masks), and collect() returns SampleResults"
+    try:
+        inspect.signature(sampler).bind(None, (), (), None, None)
+        found = sampler(torch.zeros(1, 8, device=device), [SampleRow()], (), None, None).collect()
+        reason = "" if isinstance(found, SampleResults) else f"collect() returned {type(found).__name__}"
+    except Exception as failure:
+        reason = f"{type(failure).__name__}: {failure}"
+    if reason:
+        package = IMPLEMENTATIONS.package(name)
+        text = (
+            f"{name!r} ({IMPLEMENTATIONS.group}) of the package {package} does not fit this version: {needed}; {reason}"
+        )
+        raise PluginError(" ".join(text.split()))
 
 
 def prepare(problem: SamplingProblem) -> TorchSampler:

@@ -25,6 +25,7 @@ from aiakq.runtime.protocol.step import (
     NOTHING_LEFT,
     Chunk,
     ChunkResult,
+    DecodeResults,
     NewSequence,
     SampledToken,
     StepBatch,
@@ -169,13 +170,15 @@ class PagedExecutor:
         self.cleared_pages.update(batch.cleared_pages)
         for record in batch.new_sequences:
             self._introduce(record)
+        num_decodes = len(batch.decodes)
+        batch = batch.expanded()
         for chunk in batch.chunks:
             self._states[chunk.slot].pages += chunk.new_pages
-        return PagedStep(self, batch.chunks, [self._states[chunk.slot] for chunk in batch.chunks])
+        return PagedStep(self, batch.chunks, [self._states[chunk.slot] for chunk in batch.chunks], num_decodes)
 
     def submit(self, batch: StepBatch) -> PendingStep:
         """See ``Executor``."""
-        if not batch.chunks:
+        if not batch.num_chunks:
             self.reset()
             return CommandsDone()
         step = self.apply(batch)
@@ -206,7 +209,7 @@ class PagedExecutor:
             self.events.append([self._row_result(step, at) for at in range(len(step.rows))])
         if self._pending and not self._pending[0].out_of_memory:
             self._sample(self._pending[0])
-        return StepResult(step.results)
+        return _with_columns(step.results, step.num_decodes)
 
     def reset(self) -> None:
         """Drop every pending step and every sequence."""
@@ -348,8 +351,9 @@ class PagedExecutor:
 class PagedStep:
     """A pending step, with the entries that its rows read and their results."""
 
-    def __init__(self, executor: PagedExecutor, chunks: list[Chunk], states: list[State]) -> None:
-        self.chunks, self.states = chunks, states
+    def __init__(self, executor: PagedExecutor, chunks: list[Chunk], states: list[State], num_decodes: int = 0) -> None:
+        """num_decodes: how many of ``chunks`` were columns, as their results are."""
+        self.chunks, self.states, self.num_decodes = chunks, states, num_decodes
         self.out_of_memory = False
         self.is_sampled = False
         self.engine_dies = False
@@ -362,6 +366,23 @@ class PagedStep:
     def collect(self) -> StepResult:
         """See ``PendingStep``."""
         return self._executor.collect(self)
+
+
+def _with_columns(results: list[ChunkResult], num_decodes: int) -> StepResult:
+    """The results of a step, those of its decodes in columns."""
+    if not num_decodes:
+        return StepResult(results)
+    decodes = DecodeResults([], [])
+    for row, result in enumerate(results[:num_decodes]):
+        first = result.sampled[0] if result.sampled else SampledToken(0, 0.0, resample=True)
+        decodes.tokens.append(first.token)
+        decodes.logprobs.append(first.logprob)
+        if not first.is_valid or first.ends:
+            decodes.others[row] = result
+        elif first.logprobs is not None:
+            decodes.top = decodes.top or [None] * num_decodes
+            decodes.top[row] = first.logprobs
+    return StepResult(results[num_decodes:], decodes=decodes)
 
 
 def _prompt_logprobs(chunk: Chunk, state: State, entries: list[int]) -> list[TokenLogprobs] | None:

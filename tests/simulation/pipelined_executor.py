@@ -30,7 +30,7 @@ class PipelinedExecutor(PagedExecutor):
 
     def submit(self, batch: StepBatch) -> PendingStep:
         """See ``Executor``."""
-        if not batch.chunks:
+        if not batch.num_chunks:
             self.reset()
             return CommandsDone()
         self.cleared_pages.update(batch.cleared_pages)

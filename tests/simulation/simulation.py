@@ -18,7 +18,7 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.build.features import new_scheduler
 from aiakq.runtime.engine.engine import Engine
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.engine.sequence import ScheduledChunk, ScheduledStep, Sequence
 from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
 from aiakq.runtime.protocol.limits import ModelLimits
@@ -61,6 +61,7 @@ class Simulation:
         capacity = pool.num_usable * config.page_size
         limits = ModelLimits(VOCAB, config.max_len, capacity, eos_token_ids=(0,), by_priority=True)
         scheduler = new_scheduler(config.scheduler, pool)
+        scheduler.min_columns = config.min_columns
         planner = scheduler.resource(DraftPlanner)
         if planner is not None:
             planner.costs, planner.max_rows = config.step_costs, config.max_rows
@@ -77,13 +78,16 @@ class Simulation:
         # Full pages that may be cached: cache epoch, salt, and the entry of the last position.
         self._cacheable: set[tuple[int, str, int]] = set()
 
-    def _recorded(self, schedule: Callable[[float], list[ScheduledChunk]]) -> Callable[[float], list[ScheduledChunk]]:
+    def _recorded(self, schedule: Callable[[float], ScheduledStep]) -> Callable[[float], ScheduledStep]:
         """Wrap ``schedule`` to keep its last result in ``scheduled``."""
 
-        def scheduled(now: float = 0.0) -> list[ScheduledChunk]:
-            chunks = schedule(now)
-            self.scheduled = [replace(chunk) for chunk in chunks]  # the engine shrinks them by rejected draft tokens
-            return chunks
+        def scheduled(now: float = 0.0) -> ScheduledStep:
+            step = schedule(now)
+            self.scheduled = [replace(chunk) for chunk in step]  # the engine shrinks them by rejected draft tokens
+            if (decodes := step.decodes) is not None:
+                self.totals.columns += len(decodes)
+                self.scheduled[:0] = decodes.filling(1, range(len(decodes)))
+            return step
 
         return scheduled
 
@@ -140,7 +144,7 @@ class Simulation:
         except AssertionError as failure:
             raise Violation(str(failure)) from failure
         self._outputs: dict[str, list[TokenOutput]] = {}
-        for output in result.outputs:
+        for output in result.all_outputs():
             self._outputs.setdefault(output.request_id, []).append(output)
         # An engine that probes its model collects pending results before it takes the inbox.
         aborted_late = sorted(aborted) if probes else []

@@ -23,6 +23,7 @@ class SimulationConfig:
     num_clients       clients of the server, to whom the requests belong.
     num_stages        of a pipeline.
     step_costs        by which draft tokens are planned; max_rows limits them.
+    min_columns       number of steady sequences from which on a step has columns.
     """
 
     page_size: int
@@ -39,6 +40,7 @@ class SimulationConfig:
     num_stages: int = 1
     step_costs: StepCosts = DEFAULT_COSTS
     max_rows: int = 100
+    min_columns: int = 1
 
     @staticmethod
     def sample(rng: random.Random, num_clients: int = 1, num_stages: int = 1) -> SimulationConfig:
@@ -79,6 +81,7 @@ class SimulationConfig:
             config.scheduler = replace(config.scheduler, speculation=_speculation(rng))
             config.step_costs = rng.choice([_FREE_DRAFTS, _FREE_DRAFTS, DEFAULT_COSTS])
             config.max_rows = rng.choice([4, 100])
+        config.min_columns = rng.choice([1, 1, 3, 100])
         return config
 
     @property

@@ -31,7 +31,7 @@ def test_no_invariant_is_violated_and_every_event_occurs():
     totals = Totals()
     assert first_violation(totals) is None
     assert sum(totals.faults.values()) > 0.05 * totals.steps, "faults in more than 5 % of the steps"
-    assert totals.preemptions > 50 and totals.cached > 1000
+    assert totals.preemptions > 50 and totals.cached > 1000 and totals.columns > 1000
     assert totals.drafts > totals.accepted > 100
     assert all(totals.faults[kind] > 10 for kind in simulator.FAULT_KINDS)
     assert all(totals.finish_reasons[reason] > 20 for reason in ("stop", "length", "abort", "error", "engine ended"))

@@ -65,6 +65,7 @@ class Totals:
     tokens: int = 0
     preemptions: int = 0
     cached: int = 0
+    columns: int = 0  # tokens of steps that were scheduled in columns
     drafts: int = 0
     accepted: int = 0
     faults: Counter[str] = field(default_factory=Counter)

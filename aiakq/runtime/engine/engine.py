@@ -18,9 +18,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.runtime.engine.decode_results import add_token, append_tokens, continued_outputs, plain_rows
 from aiakq.runtime.engine.executor import Executor, PendingStep
 from aiakq.runtime.engine.scheduler import Scheduler
-from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.engine.sequence import ScheduledChunk, ScheduledDecodes, ScheduledStep, Sequence
 from aiakq.runtime.protocol.command import (
     Abort,
     Command,
@@ -31,11 +32,21 @@ from aiakq.runtime.protocol.command import (
     UseVocabulary,
 )
 from aiakq.runtime.protocol.limits import ModelLimits
-from aiakq.runtime.protocol.output import OUT_OF_MEMORY, DraftCounts, EngineStats, RequestTimes, StepOutput, TokenOutput
+from aiakq.runtime.protocol.output import (
+    OUT_OF_MEMORY,
+    ContinuedOutputs,
+    DraftCounts,
+    EngineStats,
+    RequestTimes,
+    StepOutput,
+    TokenOutput,
+)
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.step import (
     NOT_FINITE,
     ChunkResult,
+    DecodeResults,
+    Decodes,
     StepBatch,
     StepResult,
     TokenLogprobs,
@@ -73,7 +84,8 @@ class Engine:
         self.on_start: Callable[[list[str]], None] = lambda request_ids: None
         self.stats = EngineStats(num_pages=scheduler.pool.num_usable, num_free_pages=scheduler.pool.num_free)
         self._sequences: dict[str, Sequence] = {}
-        self._pending: deque[tuple[list[ScheduledChunk], PendingStep]] = deque()
+        self._pending: deque[tuple[ScheduledStep, PendingStep]] = deque()
+        self._continued = ContinuedOutputs()  # of the step that was committed last
         self._cleared_pages: list[int] = []
         self._prompt_tokens = 0
         self._drafts = DraftCounts()
@@ -98,8 +110,10 @@ class Engine:
         Raises ``model_broken`` when the model no longer computes anything finite.
         """
         outputs: list[TokenOutput] = []
+        self._continued = ContinuedOutputs()
         if self._bad_steps >= 2:
             self._check_model(now, outputs)
+            self._list_continued(outputs)
         for message in inbox:
             if isinstance(message, RequestSpec):
                 self._add(message, now)
@@ -121,17 +135,18 @@ class Engine:
             sequence.times.scheduled = now
         if started:
             self.on_start([sequence.id for sequence in started])
-        num_scheduled = sum(chunk.count for chunk in chunks)
-        if chunks:
+        num_scheduled = chunks.num_tokens
+        if num_scheduled:
             self._pending.append((chunks, self._submit(chunks)))
         # Without new work every step brings the results of one that is pending.
-        self._collect(self.max_pending_steps - 1 if chunks else len(self._pending) - 1, now, outputs)
+        self._collect(self.max_pending_steps - 1 if num_scheduled else len(self._pending) - 1, now, outputs)
         self._count(num_scheduled, outputs)
-        return StepOutput(outputs, self.stats)
+        return StepOutput(outputs, self.stats, self._continued)
 
     def abort_all(self) -> list[TokenOutput]:
         """Abort every request, drop what is pending, and return the requests' last outputs."""
         outputs: list[TokenOutput] = []
+        self._continued = ContinuedOutputs()  # of an earlier step
         for request_id in list(self._sequences):
             self._abort(request_id, outputs)
         self._pending.clear()
@@ -151,10 +166,14 @@ class Engine:
         awaited token is sampled by a pending step.
         """
         self.scheduler.check()
-        awaited = [chunk for chunks, _ in self._pending for chunk in chunks if not chunk.dropped]
+        awaited: list[tuple[Sequence, ScheduledChunk | ScheduledDecodes]] = []
+        for step, _ in self._pending:
+            awaited += [(chunk.sequence, chunk) for chunk in step if not chunk.dropped]
+            if (decodes := step.decodes) is not None:
+                awaited += [(one, decodes) for one in decodes.sequences if one not in decodes.dropped]
         assert len(self._pending) <= max(self.max_pending_steps - 1, 0)
-        assert all(self._sequences[chunk.sequence.id] is chunk.sequence for chunk in awaited)
-        assert all(chunk in chunk.sequence.pending_chunks for chunk in awaited)
+        assert all(self._sequences[sequence.id] is sequence for sequence, _ in awaited)
+        assert all(chunk in sequence.pending_chunks for sequence, chunk in awaited)
         assert sum(len(sequence.pending_chunks) for sequence in self._sequences.values()) == len(awaited)
 
     def _add(self, spec: RequestSpec, now: float) -> None:
@@ -170,8 +189,9 @@ class Engine:
             self._finish(sequence, output, "abort")
             outputs.append(output)
 
-    def _submit(self, chunks: list[ScheduledChunk]) -> PendingStep:
+    def _submit(self, chunks: ScheduledStep) -> PendingStep:
         """Submit a step, and with it what changed since the one before."""
+        decodes = Decodes() if chunks.decodes is None else chunks.decodes.record()
         freed, self.scheduler.freed_slots = self.scheduler.freed_slots, []
         cleared, self._cleared_pages = self._cleared_pages, []
         sequences = [chunk.sequence for chunk in chunks]
@@ -180,7 +200,7 @@ class Engine:
         commands: list[ExecutorCommand] = []
         for resource in self.scheduler.resources:
             commands += resource.commands()
-        return self.executor.submit(StepBatch(freed, cleared, new, records, commands))
+        return self.executor.submit(StepBatch(freed, cleared, new, records, commands, decodes))
 
     def _send(self, *commands: ExecutorCommand) -> None:
         """Have the executor apply ``commands`` now."""
@@ -193,7 +213,7 @@ class Engine:
             chunks, pending = self._pending.popleft()
             result = pending.collect()
             if result.out_of_memory:
-                self._run_again(chunks, now, outputs)
+                self._run_again(chunks.expanded(), now, outputs)
             else:
                 self._commit_step(chunks, result, now, outputs)
 
@@ -203,7 +223,7 @@ class Engine:
         while self._pending:
             behind, pending = self._pending.popleft()
             pending.collect()  # out of memory as well: a step does not run after one that did not
-            later.append(behind)
+            later.append(behind.expanded())
         alive = [chunk for chunk in chunks if not chunk.dropped]
         # The memory that was released may suffice for one chunk, or for fewer than before.
         retry_whole = len(alive) == 1 or len(alive) < len(chunks)
@@ -215,7 +235,7 @@ class Engine:
         whose chunk does not fit alone fails.
         """
         for part in parts:
-            alive = [chunk for chunk in part if not chunk.dropped]
+            alive = ScheduledStep(chunk for chunk in part if not chunk.dropped)
             result = self._submit(alive).collect() if alive else StepResult()
             if not result.out_of_memory:
                 self._commit_step(alive, result, now, outputs)
@@ -234,7 +254,7 @@ class Engine:
         slot = self.scheduler.max_num_seqs
         spec = self.limits.shortest_request(PROBE)
         sequence = Sequence(spec, RequestTimes(arrived=now), slot=slot, pages=pages)
-        result = self._submit([ScheduledChunk.of(sequence, 1)]).collect()
+        result = self._submit(ScheduledStep([ScheduledChunk.of(sequence, 1)])).collect()
         self.scheduler.freed_slots.append(slot)
         self.scheduler.pool.decref(pages)
         if not result.out_of_memory:
@@ -242,19 +262,49 @@ class Engine:
                 raise error("model_broken")
             self._bad_steps = 0
 
-    def _commit_step(
-        self, chunks: list[ScheduledChunk], result: StepResult, now: float, outputs: list[TokenOutput]
-    ) -> None:
+    def _commit_step(self, step: ScheduledStep, result: StepResult, now: float, outputs: list[TokenOutput]) -> None:
         """Take over the results of a step."""
-        committed = [(one, part) for one, part in zip(chunks, result.chunks, strict=True) if not one.dropped]
+        self._list_continued(outputs)
+        pairs: list[tuple[ScheduledChunk, ChunkResult]] = []
+        any_plain = False
+        if step.decodes is None or result.decodes is None:
+            pairs += zip(step.expanded(), result.chunks, strict=True)
+        else:
+            any_plain = self._commit_decodes(step.decodes, result.decodes, now, outputs)
+            pairs += [(step.decodes.chunk(number), part) for number, part in result.decodes.others.items()]
+            pairs += zip(step, result.chunks, strict=True)
+        committed = [(one, part) for one, part in pairs if not one.dropped]
         for chunk, part in committed:
             self._commit(chunk, part, now, outputs)
-        for _, part in committed:
-            if part.is_finite:
-                self._bad_steps = 0
-                return
-        if any(part.failure == NOT_FINITE for _, part in committed):
+        if any_plain or any(part.is_finite for _, part in committed):
+            self._bad_steps = 0
+        elif any(part.failure == NOT_FINITE for _, part in committed):
             self._bad_steps += 1
+
+    def _commit_decodes(
+        self, decodes: ScheduledDecodes, results: DecodeResults, now: float, outputs: list[TokenOutput]
+    ) -> bool:
+        """Take over the tokens of a step for steady sequences, but not ``results.others``. False if there are none."""
+        rows = plain_rows(decodes, results)
+        if not rows:
+            return False
+        ended = append_tokens(decodes, results.tokens, rows, now)
+        for chunk in decodes.filling(self.scheduler.pool.page_size, rows):
+            self.scheduler.insert_pages(chunk)
+        for row, (reason, stop_reason) in ended.items():
+            sequence = decodes.sequences[row]
+            output = self._output(sequence)
+            add_token(output, results, row)
+            self._finish(sequence, output, reason)
+            output.stop_reason = stop_reason
+            outputs.append(output)
+        self._continued = continued_outputs(decodes, results, [row for row in rows if row not in ended])
+        return True
+
+    def _list_continued(self, outputs: list[TokenOutput]) -> None:
+        """Append the outputs in columns to ``outputs``: more are to come of the same requests."""
+        outputs += self._continued.each()
+        self._continued = ContinuedOutputs()
 
     def _commit(self, chunk: ScheduledChunk, result: ChunkResult, now: float, outputs: list[TokenOutput]) -> None:
         """Take over the result of one chunk."""
@@ -319,6 +369,7 @@ class Engine:
         for extension in self.scheduler.extensions:
             extension.commit(chunk, result, num_drafts)
         self.scheduler.insert_pages(chunk)
+        sequence.is_steady = sequence.may_be_steady
         output = self._output(sequence)
         taken = tokens[:count]
         output.token_ids = [sampled.token for sampled in taken]
@@ -369,7 +420,9 @@ class Engine:
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             prompt_tokens=self._prompt_tokens,
-            generation_tokens=old.generation_tokens + sum(len(output.token_ids) for output in outputs),
+            generation_tokens=old.generation_tokens
+            + sum(len(output.token_ids) for output in outputs)
+            + len(self._continued.token_ids),
             steps=old.steps + bool(num_scheduled),
             num_clients=len(scheduler.clients),
             drafts=self._drafts,

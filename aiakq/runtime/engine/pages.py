@@ -8,6 +8,7 @@ prefix. A page without references keeps its contents and hash until it is reallo
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import OrderedDict
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceType
@@ -28,10 +29,7 @@ def root_hash(scope: Mapping[str, str]) -> bytes:
 
 def page_hash(parent: bytes, token_ids: SequenceType[int]) -> bytes:
     """Return the hash (16 bytes) of a page with ``token_ids`` that follows the page with hash ``parent``."""
-    digest = hashlib.blake2b(parent, digest_size=16)
-    for token in token_ids:
-        digest.update(token.to_bytes(4, "little"))
-    return digest.digest()
+    return hashlib.blake2b(parent + struct.pack(f"<{len(token_ids)}I", *token_ids), digest_size=16).digest()
 
 
 class PagePool:

@@ -31,11 +31,13 @@ from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.client_shares import ClientShares
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.resources import Resource, StepExtension
-from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.engine.sequence import ScheduledChunk, ScheduledStep, Sequence
 from aiakq.runtime.engine.step_builder import StepBuilder
 from aiakq.runtime.engine.step_times import StepTimes
 
 R = TypeVar("R", bound=Resource)
+#: Number of steady sequences in a step from which on columns are faster than objects.
+MIN_COLUMNS = 16
 _ORDER = attrgetter("order")
 #: Tokens of prompts that a step computes at least, although the stages could share them more evenly: fewer do not take
 #: much less time.
@@ -49,6 +51,7 @@ class Scheduler:
     resources    what sequences need besides slots and pages.
     extensions   those of ``resources`` that have a part in steps.
     budget       tokens in a step.
+    min_columns  number of steady sequences in a step from which on they get columns.
     step_times   how long steps take by their number of tokens.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
@@ -58,6 +61,7 @@ class Scheduler:
         self.config = config
         self.max_num_seqs = config.max_num_seqs
         self.budget = config.max_num_batched_tokens
+        self.min_columns = MIN_COLUMNS
         self.clients = ClientShares()
         self.resources = tuple(resources)
         self.extensions = [each for each in self.resources if isinstance(each, StepExtension)]
@@ -122,13 +126,17 @@ class Scheduler:
         """Whether the running sequences may need more pages in the next step than are free."""
         if len(self.running) + self.budget // self.pool.page_size < self.pool.num_free:
             return False  # the tokens of a step fill that many, with one begun per sequence
-        needed = 0
+        needed, size = 0, self.pool.page_size
         for sequence in self.running:
+            if sequence.is_steady:  # most, in fewer operations than those below
+                computed = sequence.num_computed_tokens
+                needed += len(sequence.pages) * size <= computed < sequence.num_needed_tokens
+                continue
             end = sequence.num_computed_tokens + min(sequence.num_uncomputed_tokens, self.budget)
             needed += max(0, self.pool.pages_for(end) - len(sequence.pages))
         return needed > self.pool.num_free
 
-    def schedule(self, now: float = 0.0) -> list[ScheduledChunk]:
+    def schedule(self, now: float = 0.0) -> ScheduledStep:
         """Choose the chunks of the step at ``now``, in seconds, and allocate their pages. Those of one token come first
         (decodes). The times of steps are measured, too.
 
@@ -137,21 +145,21 @@ class Scheduler:
         # If nothing is running, the time since the last step includes idle time.
         if self.running and self._steps and self._steps[0] and now > self._last_step:
             self.step_times.observe(self._steps[0], now - self._last_step)
-        chosen = StepBuilder(self, *self._step_limits(), waited=self._waited(now)).chunks()
+        builder = StepBuilder(self, *self._step_limits(), waited=self._waited(now))
+        # Draft tokens are planned for single sequences.
+        chosen = builder.step(has_columns=not self.extensions)
         for resource in self.resources:
             resource.end_step(self._waiting_in_turn())
         self._had_prompts = any(chunk.count > 1 for chunk in chosen)
         for extension in self.extensions:
             extension.extend(chosen, self.running, self._had_prompts)
         chosen.sort(key=lambda chunk: chunk.count > 1)
-        num_tokens = 0
         for chunk in chosen:
             sequence = chunk.sequence
             sequence.num_computed_tokens = chunk.end
             sequence.num_pending_tokens += chunk.samples
             sequence.pending_chunks.append(chunk)
-            num_tokens += chunk.count
-        self._steps.append(num_tokens)
+        self._steps.append(chosen.num_tokens)
         return chosen
 
     @property

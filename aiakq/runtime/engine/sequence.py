@@ -1,13 +1,17 @@
-"""Sequence: the state of one request in the engine, from waiting to finished. ScheduledChunk: its part of a step."""
+"""Sequence: the state of one request in the engine, from waiting to finished. ScheduledChunk: its part of a step.
+ScheduledDecodes: those of many sequences, in columns.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
 
 from aiakq.runtime.engine.pages import page_hash, root_hash
 from aiakq.runtime.protocol.output import RequestTimes
 from aiakq.runtime.protocol.request import RequestSpec
-from aiakq.runtime.protocol.step import Chunk, NewSequence, TokenLogprobs
+from aiakq.runtime.protocol.step import Chunk, Decodes, NewSequence, TokenLogprobs
 
 
 @dataclass(eq=False)
@@ -17,7 +21,11 @@ class Sequence:
     token_ids           prompt, then generated tokens; those of pending steps are not among them.
     num_pending_tokens  tokens that pending steps will add.
     num_computed_tokens tokens whose keys and values are in ``pages``, or will be after the pending steps.
-    pending_chunks      its chunks in pending steps, oldest first.
+    pending_chunks      its chunks in pending steps, oldest first, or the columns that they are part of.
+    is_steady           whether each further step computes and samples one token of it, and there is nothing else to do
+                        unless it ends: it may be a part of ``ScheduledDecodes``.
+    num_needed_tokens   tokens whose keys and values are needed if it becomes as long as it may.
+    end_ids             tokens that end it.
     slot                its number in the executor while it runs.
     num_submitted_pages of ``pages``, how many the executor knows; None: it does not know the sequence.
     pages               KV pages in order; covers at least num_computed_tokens.
@@ -37,7 +45,8 @@ class Sequence:
     order: tuple[int, int] = (0, 0)
     num_pending_tokens: int = 0
     num_computed_tokens: int = 0
-    pending_chunks: list[ScheduledChunk] = field(default_factory=list)
+    pending_chunks: list[ScheduledChunk | ScheduledDecodes] = field(default_factory=list)
+    is_steady: bool = False
     slot: int | None = None
     num_submitted_pages: int | None = None
     resamples: bool = False
@@ -55,11 +64,13 @@ class Sequence:
         self.num_prompt = len(self.token_ids)
         self.stop_ids = frozenset(sampling.stop_token_ids or ())
         self.eos_ids = frozenset(self.spec.eos_token_ids)
+        self.end_ids = self.stop_ids | self.eos_ids
+        self.max_length = self.num_prompt + self.spec.max_tokens
         self.client, self.adapter = options.client, options.adapter
         self.reads_whole_prompt = sampling.prompt_logprobs is not None or options.reads_every_token
         self._repetition = sampling.repetition_detection
         # The keys and values of the last token are never needed.
-        self._num_needed_tokens = self.num_prompt + max(self.spec.max_tokens - 1, 0)
+        self.num_needed_tokens = self.num_prompt + max(self.spec.max_tokens - 1, 0)
 
     @property
     def id(self) -> str:
@@ -72,7 +83,7 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens, pending ones included, whose keys and values are still to be computed."""
-        return min(len(self.token_ids) + self.num_pending_tokens, self._num_needed_tokens) - self.num_computed_tokens
+        return min(len(self.token_ids) + self.num_pending_tokens, self.num_needed_tokens) - self.num_computed_tokens
 
     @property
     def max_draft_tokens(self) -> int:
@@ -80,6 +91,11 @@ class Sequence:
         if self.num_uncomputed_tokens != 1 or self.num_pending_tokens or self.num_outputs < 1:
             return 0
         return self.spec.max_tokens - self.num_outputs - 1
+
+    @property
+    def may_be_steady(self) -> bool:
+        """Whether it is steady once its prompt is computed."""
+        return not (self.resamples or self.reads_whole_prompt or self._repetition is not None)
 
     @property
     def scope(self) -> bytes:
@@ -110,6 +126,7 @@ class Sequence:
         """Discard everything computed, for a preemption; returns the pages to release."""
         assert not self.pending_chunks, "a pending step writes into the pages"
         pages, self.pages = self.pages, []
+        self.is_steady = False
         self.num_computed_tokens = 0
         self.num_inserted_pages = 0
         self.num_preemptions += 1
@@ -118,7 +135,7 @@ class Sequence:
     def drop_pending(self) -> None:
         """Ignore the results of this sequence's chunks in pending steps."""
         for chunk in self.pending_chunks:
-            chunk.dropped = True
+            chunk.drop(self)
         self.pending_chunks.clear()
         self.num_pending_tokens = 0
 
@@ -127,6 +144,7 @@ class Sequence:
         self.drop_pending()
         self.num_computed_tokens = len(self.token_ids) - 1
         self.resamples = True
+        self.is_steady = False
 
     def finish_reason(self, token: int, is_complete: bool = False) -> tuple[str | None, int | str | None]:
         """Whether the sequence ends with ``token`` just appended: (finish_reason, stop_reason).
@@ -180,6 +198,10 @@ class ScheduledChunk:
     def end(self) -> int:
         return self.first + self.count
 
+    def drop(self, sequence: Sequence) -> None:
+        """Ignore the result."""
+        self.dropped = True
+
     def add_drafts(self, drafts: list[int]) -> None:
         """Append draft tokens."""
         self.drafts = drafts
@@ -217,6 +239,84 @@ class ScheduledChunk:
             self.num_proposed,
             self.num_forced,
         )
+
+
+class ScheduledDecodes:
+    """One token each of many steady sequences, after which one is sampled: chunks in columns.
+
+    sequences  of the chunks.
+    firsts     the numbers of their tokens, as in ``ScheduledChunk``.
+    dropped    sequences whose results are ignored.
+    """
+
+    samples, num_proposed = 1, 0  # of each chunk
+    drafts: tuple[int, ...] = ()
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        """Their counters are advanced."""
+        self.sequences = sequences
+        self.firsts = [sequence.num_computed_tokens for sequence in sequences]
+        self.dropped: set[Sequence] = set()
+        for sequence in sequences:
+            sequence.num_computed_tokens += 1
+            sequence.num_pending_tokens += 1
+            sequence.pending_chunks.append(self)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Ignore the result of ``sequence``."""
+        self.dropped.add(sequence)
+
+    def record(self) -> Decodes:
+        """The chunks as the executor gets them, with the pages it does not know yet."""
+        new_pages = {}
+        slots: list[int] = []
+        for sequence in self.sequences:
+            slot, pages, submitted = sequence.slot, sequence.pages, sequence.num_submitted_pages
+            assert slot is not None and submitted is not None
+            slots.append(slot)
+            if submitted < len(pages):
+                new_pages[slot] = pages[submitted:]
+                sequence.num_submitted_pages = len(pages)
+        return Decodes(slots, self.firsts, new_pages)
+
+    def filling(self, page_size: int, rows: SequenceType[int]) -> list[ScheduledChunk]:
+        """The chunks of ``rows`` that fill a page, as records; they stay in the columns."""
+        firsts = self.firsts
+        filling = [row for row in rows if (firsts[row] + 1) % page_size == 0]
+        return [ScheduledChunk(self.sequences[row], firsts[row], 1, completes=True, samples=1) for row in filling]
+
+    def chunk(self, number: int) -> ScheduledChunk:
+        """Take the chunk with this number out of the columns."""
+        sequence = self.sequences[number]
+        chunk = ScheduledChunk(sequence, self.firsts[number], 1, completes=True, samples=1)
+        chunk.dropped = sequence in self.dropped
+        if not chunk.dropped:
+            sequence.pending_chunks[sequence.pending_chunks.index(self)] = chunk
+        return chunk
+
+
+class ScheduledStep(list[ScheduledChunk]):
+    """The chunks of a step.
+
+    decodes  further ones, which come first; None if there are none.
+    """
+
+    def __init__(self, chunks: Iterable[ScheduledChunk] = (), decodes: ScheduledDecodes | None = None) -> None:
+        super().__init__(chunks)
+        self.decodes = decodes
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens."""
+        return sum(chunk.count for chunk in self) + (0 if self.decodes is None else len(self.decodes))
+
+    def expanded(self) -> list[ScheduledChunk]:
+        """Take all chunks out of the columns."""
+        decodes = self.decodes
+        return list(self) if decodes is None else [*map(decodes.chunk, range(len(decodes))), *self]
 
 
 def repeats(token_ids: list[int], num_outputs: int, detection: dict[str, int]) -> bool:

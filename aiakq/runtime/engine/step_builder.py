@@ -17,12 +17,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Protocol
 
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.client_shares import OUTPUT_WEIGHT, ClientShares
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.engine.sequence import ScheduledChunk, ScheduledDecodes, ScheduledStep, Sequence
 from aiakq.runtime.engine.step_times import StepTimes
 
 #: Maximum number of prompt tokens that one of several clients gets per turn.
@@ -30,6 +31,7 @@ QUANTUM = 16
 #: Factor by which steps may be slower while clients share them, and the token limit until step times are known.
 STRETCH = 3.0
 FIRST_LIMIT = 64
+_SLOT = attrgetter("slot")
 
 
 class Queues(Protocol):
@@ -43,6 +45,7 @@ class Queues(Protocol):
     step_times: StepTimes
     budget: int
     max_num_seqs: int
+    min_columns: int
 
     def num_wanted(self, sequence: Sequence) -> int:
         """Return the tokens of a running sequence that could be computed in this step."""
@@ -111,8 +114,11 @@ class StepBuilder:
         self._admits = True  # whether waiting sequences may still start
         self._reserved_pages: int | None = None  # pages that running sequences lack; None: not counted yet
 
-    def chunks(self) -> list[ScheduledChunk]:
-        """Fill the step. Sequences are started and preempted, and pages allocated; clients are charged."""
+    def step(self, has_columns: bool) -> ScheduledStep:
+        """Fill the step. Sequences are started and preempted, and pages allocated; clients are charged.
+
+        has_columns  whether steady sequences may get columns instead of chunks.
+        """
         demands = self._demands
         if len(demands) == 1:
             (demand,) = demands
@@ -122,10 +128,16 @@ class StepBuilder:
                 self._serve(demand)
         else:
             self._serve_in_turns()
-        chosen = [ScheduledChunk.of(sequence, count) for sequence, count in self._counts.items()]
         if len(demands) > 1:
-            self._charge(chosen)
-        return chosen
+            self._charge()
+        counts = self._counts
+        steady = [sequence for sequence in counts if sequence.is_steady] if has_columns else []
+        if not steady or len(steady) < self._scheduler.min_columns:
+            return ScheduledStep([ScheduledChunk.of(*counted) for counted in counts.items()])
+        # The executor need not do again what depends only on which sequences there are, so their order is constant.
+        steady.sort(key=_SLOT)
+        others = [ScheduledChunk.of(*counted) for counted in counts.items() if not counted[0].is_steady]
+        return ScheduledStep(others, ScheduledDecodes(steady))
 
     def _serve_in_turns(self) -> None:
         """Serve the client with the lowest counter, until nothing is wanted or left."""
@@ -146,9 +158,15 @@ class StepBuilder:
     def _demands_of_clients(self, waited: bool) -> list[_Demand]:
         scheduler = self._scheduler
         demands = {client: _Demand(client) for client in scheduler.clients}
+        has_stages = self._config.num_stages > 1
         for sequence in self._running:
-            demand, uncomputed = demands[sequence.client], scheduler.num_wanted(sequence)
+            demand = demands[sequence.client]
             demand.num_running += 1
+            if sequence.is_steady and not has_stages:
+                if sequence.num_computed_tokens < sequence.num_needed_tokens:
+                    demand.decodes.append(sequence)
+                continue
+            uncomputed = scheduler.num_wanted(sequence)
             if uncomputed > 1:
                 demand.prompts.append(sequence)
                 demand.partial += 1
@@ -212,11 +230,32 @@ class StepBuilder:
 
     def _serve_decodes(self, demand: _Demand, limit: int) -> None:
         """Add up to ``limit`` decodes of the client."""
-        for _ in range(min(limit, len(demand.decodes))):
+        limit = min(limit, len(demand.decodes))
+        if len(demand.decodes) == limit <= self._decodes_left and self._serve_all_decodes(demand):
+            return
+        for _ in range(limit):
             sequence = demand.decodes.popleft()
             if self._decodes_left > 0:
                 self._decodes_left -= 1
                 self._extend(sequence, 1, demand)
+
+    def _serve_all_decodes(self, demand: _Demand) -> bool:
+        """Add all decodes of the client, of which none is in the step yet; False if there are too few pages."""
+        decodes, pool = demand.decodes, self._pool
+        size = pool.page_size
+        growing = [sequence for sequence in decodes if sequence.num_computed_tokens >= len(sequence.pages) * size]
+        if len(growing) > pool.num_free or any(sequence.slot is None for sequence in decodes):
+            return False
+        for sequence in growing:
+            pool.extend(sequence.pages, sequence.num_computed_tokens + 1)
+        if self._reserved_pages is not None:
+            self._reserved_pages -= len(growing)
+        self._counts.update(dict.fromkeys(decodes, 1))
+        self._decodes_left -= len(decodes)
+        self._tokens_left -= len(decodes)
+        demand.charged += OUTPUT_WEIGHT * len(decodes)
+        decodes.clear()
+        return True
 
     def _requeue(self, sequence: Sequence, demand: _Demand) -> None:
         """Requeue an incomplete prompt, so that it alternates with the client's other prompts in this step."""
@@ -278,7 +317,7 @@ class StepBuilder:
         demand.charged += count
         self._requeue(sequence, demand)
 
-    def _charge(self, chosen: list[ScheduledChunk]) -> None:
+    def _charge(self) -> None:
         """Charge every client for the step. Clients that only wait for slots or pages count as served."""
         scheduler = self._scheduler
         blocked = {demand.client for demand in self._demands if demand.is_blocked}
@@ -287,9 +326,8 @@ class StepBuilder:
             if scheduler.num_wanted(sequence) > self._counts.get(sequence, 0):
                 unserved.add(sequence.client)
         weights = []
-        for chunk in chosen:
-            weight = OUTPUT_WEIGHT if chunk.sequence.num_uncomputed_tokens == 1 else chunk.count
-            weights.append((chunk.sequence.client, weight))
+        for sequence, count in self._counts.items():
+            weights.append((sequence.client, OUTPUT_WEIGHT if sequence.num_uncomputed_tokens == 1 else count))
         scheduler.clients.charge(weights, unserved)
 
     # --- slots and pages

@@ -167,14 +167,14 @@ class Follower:
 
     def _run(self, message: Launch, batch: StepBatch) -> Results | None:
         """Run the step; return its results on the rank that samples."""
-        step = self._runner.prepare(batch.chunks, self._batch_sequences, self._sequences)
+        step = self._runner.prepare(batch.chunks, self._batch_sequences, self._sequences, batch.decodes)
         model_input = step.model_input
         if step.digest() != message.digest:
             raise error("rank_failed", rank=self._rank, reason="its inputs differ from rank 0's, which is a bug")
         if step.unknown and self._collective is not None and self._collective.can_broadcast:
             self._collective.broadcast(model_input.token_ids)
         else:
-            for (index, _), token in zip(step.unknown, message.unknown_tokens, strict=True):
+            for index, token in zip(step.unknown, message.unknown_tokens, strict=True):
                 model_input.token_ids[index] = token
         stages = self._stages
         if stages.link_in is not None:
@@ -206,7 +206,7 @@ class Follower:
             )
 
     def _sample(self, batch: StepBatch, logits: Tensor, rows: list[range]) -> StepResult:
-        sampled = SampledStep(batch.chunks, self._batch_sequences)
+        sampled = SampledStep(batch.chunks, self._batch_sequences, batch.decodes)
         sampled.take_logits(logits, rows)
         sampled.launch_sampler(self._runner.model.sampler)
         return sampled.results()

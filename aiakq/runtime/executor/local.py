@@ -20,12 +20,12 @@ from aiakq.runtime.engine.executor import CommandsDone, PendingStep
 from aiakq.runtime.executor.commands import CommandHandlers, Handler
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner, StepInput
-from aiakq.runtime.executor.sampled_step import SampledStep
+from aiakq.runtime.executor.sampled_step import DecodeRows, SampledStep
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import whole_logits
 from aiakq.runtime.protocol.command import EnableDrafts, Preparation, ResetSequences
 from aiakq.runtime.protocol.sampling_params import LogitsProcessor
-from aiakq.runtime.protocol.step import Chunk, StepBatch, StepResult
+from aiakq.runtime.protocol.step import StepBatch, StepResult
 
 
 class LocalPendingStep(SampledStep):
@@ -36,8 +36,8 @@ class LocalPendingStep(SampledStep):
     observed       what the proposer keeps of the model's step.
     """
 
-    def __init__(self, executor: LocalExecutor, chunks: list[Chunk], sequences: list[SequenceState]) -> None:
-        super().__init__(chunks, sequences)
+    def __init__(self, executor: LocalExecutor, batch: StepBatch, sequences: list[SequenceState]) -> None:
+        super().__init__(batch.chunks, sequences, batch.decodes, executor.decode_rows)
         self.out_of_memory = False
         self.proposer = executor.active_proposer
         self.observed: Tensor | None = None
@@ -51,7 +51,7 @@ class LocalPendingStep(SampledStep):
         """Complete ``step``, on the device: tokens that the host does not know are those that ``previous`` samples."""
         if step.unknown:
             assert previous is not None
-            previous.copy_tokens(step.unknown, step.model_input.token_ids)
+            previous.copy_tokens(step.unknown, step.unknown_sequences, step.model_input.token_ids)
 
     def launch_model(self, runner: Runner, step: StepInput) -> None:
         """Launch the model over ``step``."""
@@ -65,6 +65,7 @@ class LocalExecutor:
     max_pages  most pages of one sequence.
     proposer   of draft tokens; None: only masks propose any.
     active_proposer  it, or None while draft tokens are switched off.
+    decode_rows  of the sequences that decoded last.
     """
 
     def __init__(self, runner: Runner, num_slots: int, max_pages: int, proposer: ModelProposer | None = None) -> None:
@@ -75,6 +76,7 @@ class LocalExecutor:
         self._sequences = RunningSequences(num_slots, max_pages, runner.parts)
         self._pending: deque[LocalPendingStep] = deque()
         self._processors: dict[str, Sequence[LogitsProcessor]] = {}
+        self.decode_rows = DecodeRows()
 
     @property
     def _handlers(self) -> CommandHandlers:
@@ -87,7 +89,9 @@ class LocalExecutor:
         """See ``Executor``."""
         if batch.commands:
             batch = replace(batch, commands=self._handlers.apply(batch.commands))
-        return self._submit(batch) if batch.chunks else CommandsDone()
+        # A proposer reads the chunks of a step one by one.
+        batch = batch if self.proposer is None else batch.expanded()
+        return self._submit(batch) if batch.num_chunks else CommandsDone()
 
     def _submit(self, batch: StepBatch) -> LocalPendingStep:
         """Launch a step whose commands have been applied."""
@@ -97,25 +101,19 @@ class LocalExecutor:
             if self.proposer is not None:
                 self.proposer.runner.clear(batch.cleared_pages)
         previous = self._pending[-1] if self._pending else None
-        step = LocalPendingStep(self, batch.chunks, sequences)
+        step = LocalPendingStep(self, batch, sequences)
         self._pending.append(step)
         if previous is not None and previous.out_of_memory:
             step.out_of_memory = True
             return step
         assert previous is None or previous.is_sampled, "two steps at most may be pending"
 
-        step.out_of_memory = not fits(lambda: self._compute(step, batch.chunks, sequences, previous))
+        step.out_of_memory = not fits(lambda: self._compute(step, previous))
         return step
 
-    def _compute(
-        self,
-        step: LocalPendingStep,
-        chunks: list[Chunk],
-        sequences: list[SequenceState],
-        previous: LocalPendingStep | None,
-    ) -> None:
-        """Launch the model over ``chunks`` and, behind no other step, the sampler."""
-        step_input = self.runner.prepare(chunks, sequences, self._sequences)
+    def _compute(self, step: LocalPendingStep, previous: LocalPendingStep | None) -> None:
+        """Launch the model over the chunks of ``step`` and, behind no other step, the sampler."""
+        step_input = self.runner.prepare(step.chunks, step.sequences, self._sequences, step.decodes)
         step.fill_unknown(step_input, previous)
         self._launch_model(step, step_input)
         if previous is None:

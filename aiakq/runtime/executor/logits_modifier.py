@@ -58,9 +58,13 @@ class Modifier(Protocol):
     """Modifies the logits of one sequence.
 
     calls_functions  whether the request has logits processors, which may have state and must be called once per token.
+    is_idle          whether no logits are modified, at any position.
+    penalties        if nothing but these modifies them; else None.
     """
 
     calls_functions: bool
+    is_idle: bool
+    penalties: Penalties | None
 
     def modifies(self, position: int, drafts: list[int]) -> bool:
         """Whether the logits of the token at ``position``, behind ``drafts``, are modified at all."""
@@ -79,6 +83,9 @@ class LogitsModifier:
         self._num_prompt = len(spec.prompt_token_ids)
         self._transforms = transforms_of(spec, processors)
         self.calls_functions = bool(processors)
+        self.is_idle = not self._transforms
+        [*others, last] = self._transforms or (None,)
+        self.penalties = last if not others and isinstance(last, Penalties) else None
 
     def modifies(self, position: int, drafts: list[int]) -> bool:
         """See ``Modifier``."""

@@ -40,7 +40,7 @@ class MultiprocessExecutor(LocalExecutor):
 
     def submit(self, batch: StepBatch) -> PendingStep:
         """See ``Executor``."""
-        if batch.chunks:
+        if batch.num_chunks:
             return super().submit(batch)
         self._group.send(Batch(replace(batch, commands=self._handlers.apply(batch.commands))))
         return CommandsDone()
@@ -71,7 +71,7 @@ class MultiprocessExecutor(LocalExecutor):
     def _launch_model(self, step: LocalPendingStep, step_input: StepInput) -> None:
         token_ids, collective = step_input.model_input.token_ids, self._collective
         known = () if collective.can_broadcast else step_input.unknown
-        tokens = [int(token_ids[index]) for index, _ in known]
+        tokens = [int(token_ids[index]) for index in known]
         self._group.send(Launch(self._number, tokens, step_input.digest()))
         try:
             if step_input.unknown and collective.can_broadcast:

@@ -54,6 +54,12 @@ class TokenCounts:
             self._token_ids[place] = token
             self._counts[place] += 1
 
+    def count(self, token: int) -> tuple[int, float]:
+        """Count ``token``; return its place in the arrays and how often it has occurred."""
+        self.add((token,))
+        place = self._place[token]
+        return place, self._counts[place]
+
     def arrays(self, drafts: Sequence[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the tokens [n] and their counts [n], with ``drafts`` counted in the result only. They may be views,
         which the next ``add`` changes.
@@ -75,13 +81,16 @@ class TokenCounts:
 
 
 class Penalties(RowTransform):
-    """``repetition_penalty`` of the prompt and the output, ``frequency_penalty`` and ``presence_penalty`` of output."""
+    """``repetition_penalty`` of the prompt and the output, ``frequency_penalty`` and ``presence_penalty`` of output.
+
+    num_counted  tokens of the output that have been counted.
+    """
 
     def __init__(self, spec: RequestSpec) -> None:
         params = spec.sampling
         self._factors = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         self._counts = TokenCounts(spec.prompt_token_ids if params.repetition_penalty != 1 else ())
-        self._num_counted = 0
+        self._num_prompt, self.num_counted = len(spec.prompt_token_ids), 0
 
     @staticmethod
     def of(spec: RequestSpec) -> Penalties | None:
@@ -92,9 +101,23 @@ class Penalties(RowTransform):
     def occurred(self, outputs: Outputs) -> OccurredTokens:
         """Return what is penalized behind ``outputs``; those that are no drafts are counted once."""
         known = len(outputs.token_ids) - outputs.num_drafts
-        self._counts.add(outputs.token_ids[self._num_counted : known])
-        self._num_counted = known
+        self._counts.add(outputs.token_ids[self.num_counted : known])
+        self.num_counted = known
         return OccurredTokens(*self._counts.arrays(outputs.token_ids[known:]), *self._factors)
+
+    def follow(self, token_ids: list[int]) -> list[tuple[int, int, float]]:
+        """Count those of ``token_ids``, of prompt and output, that have not been counted. Returns for each the place in
+        the arrays of ``occurred``, the token and how often it has occurred.
+        """
+        first = self._num_prompt + self.num_counted
+        new = token_ids[first:]
+        self.num_counted += len(new)
+        count = self._counts.count
+        return [(place, token, times) for token in new for place, times in (count(token),)]
+
+    def known(self) -> OccurredTokens:
+        """Return what is penalized behind the tokens that have been counted."""
+        return OccurredTokens(*self._counts.arrays(), *self._factors)
 
     def apply(self, logits: Tensor, outputs: Outputs) -> None:
         """See RowTransform; logits [V]."""
@@ -115,7 +138,7 @@ def penalize(logits: Tensor, rows: dict[int, OccurredTokens]) -> None:
     else:
         places, counts = occurred[0].token_ids, occurred[0].counts
     repetition, frequency, presence = of_rows.T
-    added = -(frequency * counts + presence) * (counts > 0)
+    added = _added(frequency, presence, counts)
     index, flat = on_device(torch.from_numpy(places + first), device), logits.view(-1)
     added_on_device = on_device(torch.from_numpy(added), device)
     if any(each.repetition != 1 for each in occurred):
@@ -123,3 +146,86 @@ def penalize(logits: Tensor, rows: dict[int, OccurredTokens]) -> None:
         values = flat.index_select(0, index)
         flat.index_copy_(0, index, torch.where(values > 0, values / factors, values * factors))
     flat.index_add_(0, index, added_on_device)
+
+
+#: Places in a ``PenaltyTable`` for tokens that will occur: at least, and as a share of those that have.
+_SPARE, _SPARE_SHARE = 32, 0.125
+
+
+class PenaltyTable:
+    """What is penalized in rows of which each gets one more token per step, kept on the device between steps.
+
+    A row has as many places as tokens have occurred, and spare ones that lead to the element behind all rows.
+    """
+
+    def __init__(self, rows: list[tuple[Penalties, list[int]]], vocab: int, device: torch.device) -> None:
+        """rows: the penalties of a sequence, and its tokens, prompt and output, to which later ones are appended."""
+        self._rows, self._vocab, self._device = rows, vocab, device
+        self._build()
+
+    def _build(self) -> None:
+        for penalties, token_ids in self._rows:
+            penalties.follow(token_ids)
+        self._num_counted = [penalties.num_counted for penalties, _ in self._rows]
+        occurred = [penalties.known() for penalties, _ in self._rows]
+        sizes = np.array([len(each.token_ids) for each in occurred])
+        capacities = sizes + np.maximum(_SPARE, (sizes * _SPARE_SHARE).astype(np.int64))
+        self._ends = np.cumsum(capacities).tolist()
+        self._starts = [0, *self._ends[:-1]]
+        total, vocab = self._ends[-1], self._vocab
+        index = np.full(total, len(occurred) * vocab)
+        counts = np.zeros(total, np.float32)
+        for row, (start, each) in enumerate(zip(self._starts, occurred, strict=True)):
+            end = start + len(each.token_ids)
+            np.add(each.token_ids, row * vocab, out=index[start:end])
+            counts[start:end] = each.counts
+        repetition, frequency, presence = np.array([each[2:] for each in occurred], np.float32).T
+        self._frequency, self._presence = frequency, presence
+        added = _added(frequency.repeat(capacities), presence.repeat(capacities), counts)
+        self._index = on_device(torch.from_numpy(index), self._device)
+        self._added = on_device(torch.from_numpy(added), self._device)
+        self._factors: Tensor | None = None
+        if (repetition != 1).any():
+            self._factors = on_device(torch.from_numpy(repetition.repeat(capacities)), self._device)
+
+    def follow(self) -> None:
+        """Count the tokens that were appended since the last call."""
+        places: list[int] = []
+        tokens: list[int] = []
+        counts: list[float] = []
+        rows: list[int] = []
+        must_build = False
+        for row, (penalties, token_ids) in enumerate(self._rows):
+            start = self._starts[row]
+            # Others may have counted tokens of the sequence, in steps in which it was not in the table.
+            must_build |= penalties.num_counted != self._num_counted[row]
+            for place, token, times in penalties.follow(token_ids):
+                places.append(start + place)
+                tokens.append(row * self._vocab + token)
+                counts.append(times)
+                rows.append(row)
+                must_build |= start + place >= self._ends[row]
+            self._num_counted[row] = penalties.num_counted
+        if must_build:
+            self._build()
+        elif places:
+            added = _added(self._frequency[rows], self._presence[rows], np.array(counts, np.float32))
+            numbers = on_device([places, tokens], self._device)
+            # In order, so that the last of several counts of a token is kept.
+            self._index[numbers[0]] = numbers[1]
+            self._added[numbers[0]] = on_device(torch.from_numpy(added), self._device)
+
+    def penalize(self, logits: Tensor) -> None:
+        """Apply the penalties to ``logits`` [R + 1, V] float32, contiguous, in place; the last row is spare."""
+        flat = logits.view(-1)
+        values = flat.index_select(0, self._index)
+        if self._factors is not None:
+            values = torch.where(values > 0, values / self._factors, values * self._factors)
+        flat.index_copy_(0, self._index, values.add_(self._added))
+
+
+def _added(
+    frequency: NDArray[np.float32], presence: NDArray[np.float32], counts: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """What is added to the logits of tokens that occurred ``counts`` times in the output; [n] each."""
+    return -(frequency * counts + presence) * (counts > 0)

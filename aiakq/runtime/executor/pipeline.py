@@ -76,6 +76,7 @@ class PipelineExecutor:
         """See ``Executor``. No chunk may end with a token that is still being sampled."""
         if batch.commands:
             batch = replace(batch, commands=self._handlers.apply(batch.commands))
+        batch = batch.expanded()
         self._group.send(Batch(batch))
         if not batch.chunks:
             return CommandsDone()

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from aiakq.errors import error
 from aiakq.kernels.transfer import on_device
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import LogitsProcessor
@@ -80,9 +81,20 @@ class Processors(RowTransform):
         self._processors = [(each, len(inspect.signature(each).parameters) >= 3) for each in processors]
 
     def apply(self, logits: Tensor, outputs: Outputs) -> None:
+        """See RowTransform; logits [V]. Raises ``invalid_type`` for a processor that does not return as many logits."""
         for process, takes_prompt in self._processors:
             given = (self._prompt, outputs.token_ids) if takes_prompt else (outputs.token_ids,)
-            logits.copy_(process(*given, logits))
+            changed: object = process(*given, logits)
+            if not isinstance(changed, Tensor) or changed.shape != logits.shape:
+                raise error("invalid_type", param="logits_processors", reason=_mismatch(process, changed, len(logits)))
+            logits.copy_(changed)
+
+
+def _mismatch(processor: LogitsProcessor, returned: object, vocab: int) -> str:
+    """Say what ``processor`` returned instead of ``vocab`` logits."""
+    name = getattr(processor, "__qualname__", type(processor).__qualname__)
+    shape = f"a tensor of shape {list(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
+    return f"{name} returns {shape}, a tensor of shape [{vocab}] is expected"
 
 
 class AllowedTokens(RowTransform):

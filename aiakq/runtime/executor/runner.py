@@ -22,22 +22,24 @@ from aiakq.runtime.executor.sequences import ExecutorPart, RowPart, RunningSeque
 from aiakq.runtime.executor.states import StateRows
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
-from aiakq.runtime.protocol.step import Chunk
+from aiakq.runtime.protocol.step import Chunk, Decodes
 
 
 @dataclass
 class StepInput:
     """The model input of a step.
 
-    logit_rows  rows of the logits that belong to each chunk.
-    unknown     (index in token_ids, sequence) of tokens that the host does not know yet, for which 0 is a placeholder.
+    logit_rows  rows of the logits that belong to each chunk; those of ``decodes`` are the first.
+    unknown     indices in token_ids, ascending, of tokens that the host does not know yet; 0 is a placeholder.
+    unknown_sequences  the sequences of these tokens.
     columns     host copies of the integers in ``model_input``.
     page_table  host copy of the page table; a view that is valid until the next batch.
     """
 
     model_input: ModelInput
     logit_rows: list[range]
-    unknown: list[tuple[int, SequenceState]]
+    unknown: list[int]
+    unknown_sequences: list[SequenceState]
     columns: list[list[int]]
     page_table: Tensor
 
@@ -50,6 +52,21 @@ class StepInput:
         for column in self.columns:
             value = zlib.crc32(array("q", column).tobytes(), value)
         return value
+
+
+@dataclass
+class StepColumns:
+    """What a step is built of, in lists; see ``StepInput``, ``ModelInput`` and ``AttentionContext``."""
+
+    token_ids: list[int]
+    unknown: list[int]
+    unknown_sequences: list[SequenceState]
+    positions: list[int]
+    slots: list[int]
+    logit_rows: list[int]
+    rows_of: list[range]
+    starts: list[int]
+    lengths: list[int]
 
 
 class Runner:
@@ -117,16 +134,75 @@ class Runner:
             for tensor in cache:
                 as_bytes(tensor)[pages] = 0
 
-    def prepare(self, chunks: list[Chunk], sequences: list[SequenceState], running: RunningSequences) -> StepInput:
-        """Build the model input for ``chunks`` of ``sequences``, whose page tables are in ``running``."""
-        token_ids: list[int] = []
-        unknown: list[tuple[int, SequenceState]] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        logit_rows: list[int] = []
-        rows_of: list[range] = []
-        starts = [0]
-        lengths = []
+    def prepare(
+        self,
+        chunks: list[Chunk],
+        sequences: list[SequenceState],
+        running: RunningSequences,
+        decodes: Decodes | None = None,
+    ) -> StepInput:
+        """Build the model input for ``decodes`` and ``chunks`` of ``sequences``, whose pages are in ``running``."""
+        decodes = decodes or Decodes()
+        num_decodes = len(decodes)
+        columns = self._decode_columns(decodes, sequences, running)
+        self._append(columns, chunks, sequences[num_decodes:])
+        token_ids, positions, slots, logit_rows = (
+            columns.token_ids,
+            columns.positions,
+            columns.slots,
+            columns.logit_rows,
+        )
+        starts, lengths, rows_of = columns.starts, columns.lengths, columns.rows_of
+        for part in self._row_parts:
+            part.assign(sequences, starts, [range(row, row + 1) for row in range(num_decodes)] + rows_of)
+        padding = -len(token_ids) % self.model.row_multiple
+        for column in (token_ids, positions, slots):
+            column += [0] * padding
+        logit_rows += [0] * (-len(logit_rows) % self.model.row_multiple)
+        token_column, position_column, slot_column, row_column = self._columns(token_ids, positions, slots, logit_rows)
+        query_start, kv_len = self._columns(starts, lengths, dtype=torch.int32)
+        page_table = running.rows(decodes.slots + [chunk.slot for chunk in chunks], -(-max(lengths) // self.page_size))
+        context = AttentionContext(
+            query_start=query_start,
+            kv_len=kv_len,
+            slots=slot_column,
+            page_table=on_device(page_table, self.device),
+            num_decodes=num_decodes + sum(chunk.count == 1 for chunk in chunks),
+            query_start_list=starts,
+            kv_len_list=lengths,
+            states=None if self.states is None else self.states.context(decodes.chunks() + chunks, sequences),
+        )
+        model_input = ModelInput(token_column, position_column, context, row_column)
+        numbers = [token_ids, positions, slots, logit_rows, starts, lengths]
+        return StepInput(model_input, rows_of, columns.unknown, columns.unknown_sequences, numbers, page_table)
+
+    def _decode_columns(
+        self, decodes: Decodes, sequences: list[SequenceState], running: RunningSequences
+    ) -> StepColumns:
+        """The columns of ``decodes``, whose sequences are the first of ``sequences``."""
+        firsts, num_decodes = decodes.firsts, len(decodes)
+        token_ids, unknown = self._decoded_tokens(firsts, sequences)
+        return StepColumns(
+            token_ids,
+            unknown,
+            unknown_sequences=[sequences[row] for row in unknown],
+            positions=list(firsts),
+            slots=running.places(decodes.slots, firsts, self.page_size),
+            logit_rows=list(range(num_decodes)),
+            rows_of=[],
+            starts=list(range(num_decodes + 1)),
+            lengths=[first + 1 for first in firsts],
+        )
+
+    def _append(self, columns: StepColumns, chunks: list[Chunk], sequences: list[SequenceState]) -> None:
+        """Append the columns of ``chunks``."""
+        token_ids, positions, slots, logit_rows = (
+            columns.token_ids,
+            columns.positions,
+            columns.slots,
+            columns.logit_rows,
+        )
+        unknown, unknown_sequences = columns.unknown, columns.unknown_sequences
         P, shift = self.page_size, self.shift
         for chunk, sequence in zip(chunks, sequences, strict=True):
             first, count, start, row = chunk.first, chunk.count, len(token_ids), len(logit_rows)
@@ -136,7 +212,8 @@ class Runner:
                 if first + shift < len(known):
                     token_ids.append(known[first + shift])
                 else:
-                    unknown.append((start, sequence))
+                    unknown.append(start)
+                    unknown_sequences.append(sequence)
                     token_ids.append(0)
                 positions.append(first)
                 slots.append(pages[first // P] * P + first % P)
@@ -146,37 +223,26 @@ class Runner:
                 token_ids += known[first + shift : end + shift]
                 token_ids += chunk.drafts
                 if len(token_ids) < start + count:
-                    unknown.append((len(token_ids), sequence))
+                    unknown.append(len(token_ids))
+                    unknown_sequences.append(sequence)
                     token_ids.append(0)
                 positions += range(first, end)
                 slots += [pages[position // P] * P + position % P for position in range(first, end)]
                 needed = sampled_positions(chunk) if reader is None else reader.positions(chunk)
                 logit_rows += [start + position - first for position in needed]
-            rows_of.append(range(row, len(logit_rows)))
-            starts.append(start + count)
-            lengths.append(first + count)
-        for part in self._row_parts:
-            part.assign(sequences, starts, rows_of)
-        padding = -len(token_ids) % self.model.row_multiple
-        for column in (token_ids, positions, slots):
-            column += [0] * padding
-        logit_rows += [0] * (-len(logit_rows) % self.model.row_multiple)
-        token_column, position_column, slot_column, row_column = self._columns(token_ids, positions, slots, logit_rows)
-        query_start, kv_len = self._columns(starts, lengths, dtype=torch.int32)
-        page_table = running.rows([chunk.slot for chunk in chunks], -(-max(lengths) // P))
-        context = AttentionContext(
-            query_start=query_start,
-            kv_len=kv_len,
-            slots=slot_column,
-            page_table=on_device(page_table, self.device),
-            num_decodes=sum(chunk.count == 1 for chunk in chunks),
-            query_start_list=starts,
-            kv_len_list=lengths,
-            states=None if self.states is None else self.states.context(chunks, sequences),
-        )
-        model_input = ModelInput(token_column, position_column, context, row_column)
-        columns = [token_ids, positions, slots, logit_rows, starts, lengths]
-        return StepInput(model_input, rows_of, unknown, columns, page_table)
+            columns.rows_of.append(range(row, len(logit_rows)))
+            columns.starts.append(start + count)
+            columns.lengths.append(first + count)
+
+    def _decoded_tokens(self, firsts: list[int], sequences: list[SequenceState]) -> tuple[list[int], list[int]]:
+        """Return the token with number ``firsts[i]`` of each ``sequences[i]``, and which the host does not know."""
+        known = [sequence.token_ids for sequence in sequences[: len(firsts)]]
+        firsts = [first + self.shift for first in firsts] if self.shift else firsts
+        pairs = list(zip(firsts, known, strict=True))
+        unknown = [row for row, (first, tokens) in enumerate(pairs) if first >= len(tokens)]
+        if len(unknown) == len(pairs):
+            return [0] * len(pairs), unknown
+        return [tokens[first] if first < len(tokens) else 0 for first, tokens in pairs], unknown
 
     def _columns(self, *columns: list[int], dtype: torch.dtype = torch.int64) -> list[Tensor]:
         """Convert each list to a tensor, with one copy to the device for all of them."""

@@ -10,37 +10,75 @@ from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.transfer import on_device
 from aiakq.runtime.executor.output_reader import FillResult, ModelOutput
 from aiakq.runtime.executor.row_transforms import RowMask
-from aiakq.runtime.executor.sampler import SamplerOutput, SamplerRow, sample
+from aiakq.runtime.executor.sampler import SamplerColumns, SamplerOutput, SamplerRow, sample
 from aiakq.runtime.executor.sequences import SequenceState
-from aiakq.runtime.protocol.step import Chunk, ChunkResult, SampledToken, StepResult
+from aiakq.runtime.protocol.step import Chunk, ChunkResult, DecodeResults, Decodes, SampledToken, StepResult
+
+
+class DecodeRows:
+    """The rows of the sequences that decoded last: those of the next step are mostly the same."""
+
+    def __init__(self) -> None:
+        self._sequences: list[SequenceState] = []
+        self._columns = SamplerColumns([])
+
+    def columns(self, sequences: list[SequenceState]) -> SamplerColumns:
+        """One row of each sequence, behind its tokens."""
+        if sequences != self._sequences:
+            self._sequences = sequences
+            self._columns = SamplerColumns([SamplerRow(one, [], masks=one.masks) for one in sequences], True)
+        return self._columns
 
 
 class SampledStep:
     """The chunks of a step, each with its sequence, and what is sampled for them.
 
     is_sampled         whether the sampler was launched.
-    chunks, sequences  of the step.
+    decodes, chunks    of the step.
+    sequences          of ``decodes``, then those of ``chunks``.
     """
 
-    def __init__(self, chunks: list[Chunk], sequences: list[SequenceState]) -> None:
+    def __init__(
+        self,
+        chunks: list[Chunk],
+        sequences: list[SequenceState],
+        decodes: Decodes | None = None,
+        decode_rows: DecodeRows | None = None,
+    ) -> None:
         self.is_sampled = False
+        self.decodes = decodes or Decodes()
         self.chunks, self.sequences = chunks, sequences
+        self._decode_rows = decode_rows or DecodeRows()
         self._logits: Tensor | None = None
         self._logit_rows: list[range] = []
+        self._decoded: SamplerColumns | None = None  # the first rows
         self._samples: SamplerOutput | None = None
-        self._row_of: dict[SequenceState, int] = {}  # the first, if there are drafts
+        self._row_of: dict[SequenceState, int] = {}  # of sequences of chunks; the first, if there are drafts
         self._reads: dict[int, FillResult] = {}
 
+    @property
+    def num_sampled(self) -> int:
+        """The number of sequences for which a token was sampled."""
+        return len(self._row_of) + (0 if self._decoded is None else len(self._decoded))
+
     def take_logits(self, logits: Tensor, rows: list[range]) -> None:
-        """The logits [R, V] that the model computed, or will have, and each chunk's rows of them."""
+        """The logits [R, V] that the model computed, or will have, and the rows of each of ``chunks``; those of
+        ``decodes`` are the first.
+        """
         self._logits, self._logit_rows = logits, rows
 
-    def copy_tokens(self, targets: list[tuple[int, SequenceState]], token_ids: Tensor) -> None:
+    def copy_tokens(self, places: list[int], sequences: list[SequenceState], token_ids: Tensor) -> None:
         """Write the tokens sampled for sequences to their places in ``token_ids`` [T], which is modified."""
         assert self._samples is not None
-        pairs = [(target, self._row_of[sequence]) for target, sequence in targets]
-        to, rows = on_device(pairs, token_ids.device).unbind(1)
-        token_ids.index_copy_(0, to, self._samples.tokens.index_select(0, rows))
+        num_decoded, tokens = len(self.decodes), self._samples.tokens
+        decoded = self.sequences[:num_decoded]
+        if sequences == decoded and places[-1] == len(places) - 1:  # as many as there are, so the first
+            token_ids[:num_decoded].copy_(tokens[:num_decoded])
+            return
+        row_of = {sequence: row for row, sequence in enumerate(decoded)} | self._row_of
+        pairs = [places, [row_of[sequence] for sequence in sequences]]
+        to, rows = on_device(pairs, token_ids.device).unbind(0)
+        token_ids.index_copy_(0, to, tokens.index_select(0, rows))
 
     def launch_sampler(self, sampler: Sampler) -> None:
         """Launch what reads the logits: sampling and readers of sequences. The host knows every token before.
@@ -50,10 +88,12 @@ class SampledStep:
         logits = self._logits
         assert logits is not None
         self.is_sampled, self._logits = True, None
+        self._decode()
+        num_decoded = len(self.decodes)
         output: ModelOutput | None = None
         sampled: list[SamplerRow] = []
         rows: list[int] = []
-        for index, (chunk, sequence) in enumerate(zip(self.chunks, self.sequences, strict=True)):
+        for index, (chunk, sequence) in enumerate(zip(self.chunks, self.sequences[num_decoded:], strict=True)):
             if sequence.reader is not None:
                 output = output or ModelOutput(logits, sampler)
                 fill = sequence.reader.read(chunk, output, self._logit_rows[index])
@@ -61,29 +101,54 @@ class SampledStep:
                     self._reads[index] = fill
             drafts = chunk.drafts
             if chunk.samples and chunk.first + chunk.count - len(drafts) == len(sequence.token_ids):
-                self._row_of[sequence] = len(sampled)
+                self._row_of[sequence] = num_decoded + len(sampled)
                 masks: Sequence[RowMask] = sequence.masks
                 sampled.append(SamplerRow(sequence, [], chunk.resamples, masks))
                 for count, draft in enumerate(drafts, 1):
                     masks = masks and [mask.after(draft) for mask in masks]
                     sampled.append(SamplerRow(sequence, drafts[:count], chunk.resamples, masks))
                 rows += self._logit_rows[index][-1 - len(drafts) :]
-        if sampled:
-            # Logits are large: rows that are already in order are not copied.
-            in_order = rows == list(range(len(rows)))
-            last = logits[: len(rows)] if in_order else logits.index_select(0, on_device(rows, logits.device))
-            self._samples = sample(sampler, last, sampled)
+        decoded = self._decoded
+        if not sampled and decoded is None:
+            return
+        # Logits are large: rows that are already in order are not copied.
+        count = num_decoded + len(rows)
+        if rows == list(range(num_decoded, count)):
+            logits = logits[:count]
+        else:
+            logits = logits.index_select(0, on_device([*range(num_decoded), *rows], logits.device))
+        if decoded is None:
+            self._samples = sample(sampler, logits, sampled)
+        else:
+            both = SamplerColumns(sampled).behind(decoded) if sampled else decoded
+            self._samples = sample(sampler, logits, both)
+
+    def _decode(self) -> None:
+        """Find the rows of ``decodes``. If not all are sampled, they become a part of ``chunks`` instead."""
+        decodes = self.decodes
+        num_decoded = len(decodes)
+        if not num_decoded:
+            return
+        sequences = self.sequences[:num_decoded]
+        positions = [len(sequence.token_ids) for sequence in sequences]
+        if positions == [first + 1 for first in decodes.firsts]:
+            self._decoded = self._decode_rows.columns(sequences)
+            self._decoded.advance(positions)
+        else:
+            self.chunks, self.decodes = decodes.chunks() + self.chunks, Decodes()
+            self._logit_rows = [range(row, row + 1) for row in range(num_decoded)] + self._logit_rows
 
     def results(self) -> StepResult:
         """Wait for the results, and append the sampled tokens to the sequences."""
-        tokens = self._samples.collect() if self._samples is not None else []
+        samples = self._samples
         results = []
-        for index, (chunk, sequence) in enumerate(zip(self.chunks, self.sequences, strict=True)):
+        for index, (chunk, sequence) in enumerate(zip(self.chunks, self.sequences[len(self.decodes) :], strict=True)):
             row = self._row_of.get(sequence)
             if row is None:
                 result = ChunkResult()
             else:
-                own = tokens[row : row + len(chunk.drafts) + 1]
+                assert samples is not None
+                own = [samples.sampled(at) for at in range(row, row + len(chunk.drafts) + 1)]
                 result = ChunkResult(_accepted(sequence, chunk.drafts, own))
                 for mask in sequence.masks:
                     result.proposed = result.proposed or mask.forced_tokens(chunk.num_forced)
@@ -93,7 +158,35 @@ class SampledStep:
             if sequence.failure is not None:
                 result = ChunkResult([SampledToken(0, 0.0, error=sequence.failure)])
             results.append(result)
-        return StepResult(results)
+        if self._decoded is None:
+            return StepResult(results)
+        assert samples is not None
+        return StepResult(results, decodes=_decode_results(self._decoded, samples))
+
+
+def _decode_results(columns: SamplerColumns, samples: SamplerOutput) -> DecodeResults:
+    """Append the first ``samples``, those of ``columns``, to their sequences; returns them."""
+    count, found = len(columns), samples.results
+    results = DecodeResults(found.tokens[:count], found.logprobs[:count])
+    if found.ranks:
+        results.top = [samples.logprobs(row) for row in range(count)]
+    others = results.others
+    for row in found.failed:
+        if row < count:
+            others[row] = ChunkResult([samples.sampled(row)])
+    for row in columns.masked:
+        [sampled] = others[row].sampled if row in others else [samples.sampled(row)]
+        for mask in columns.rows[row].sequence.masks:
+            mask.follow(sampled)
+        if sampled.ends or not sampled.is_valid:
+            others[row] = ChunkResult([sampled])
+    for row, (one, token) in enumerate(zip(columns.rows, results.tokens, strict=True)):
+        sequence = one.sequence
+        if sequence.failure is not None:
+            others[row] = ChunkResult([SampledToken(0, 0.0, error=sequence.failure)])
+        elif row not in others or others[row].sampled[0].is_valid:
+            sequence.token_ids.append(token)
+    return results
 
 
 def _accepted(sequence: SequenceState, drafts: list[int], tokens: list[SampledToken]) -> list[SampledToken]:

@@ -10,6 +10,7 @@ Everything is launched without waiting for the device until the results are coll
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,16 +21,19 @@ from aiakq.kernels.ops.sampling import (
     PendingSamples,
     SampleOutcome,
     Sampler,
+    SampleResults,
     SampleRow,
     TokenMasks,
     TopTokens,
 )
 from aiakq.kernels.transfer import on_device
-from aiakq.runtime.executor.penalties import penalize
+from aiakq.runtime.executor.penalties import PenaltyTable, penalize
 from aiakq.runtime.executor.row_transforms import RowMask
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.step import NOT_FINITE, NOTHING_LEFT, SampledToken, TokenLogprobs
+
+_NO_TOKENS = TopTokens([], [])
 
 
 class SamplerRow:
@@ -77,6 +81,61 @@ def _asked(params: SamplingParams) -> SampleRow:
     return SampleRow(params.temperature, params.top_k, params.top_p, params.min_p, num_logprobs=count)
 
 
+class SamplerColumns:
+    """Rows that are sampled together. What depends only on which rows there are is kept while their positions advance.
+
+    seeds      of the rows.
+    modified   numbers of the rows whose logits may be modified.
+    masked     numbers of the rows with masks.
+    asking     numbers of the rows with ``logprob_token_ids``.
+    penalized  numbers of the rows that only penalties modify, which ``kept.penalties`` has; none of ``modified``.
+    positions  of the tokens.
+    """
+
+    def __init__(self, rows: list[SamplerRow], are_kept: bool = False) -> None:
+        """are_kept: whether the rows are sampled again and again, each time behind one more token."""
+        self.rows = rows
+        self.kept = self
+        self.penalties: PenaltyTable | None = None
+        self.seeds = [row.sequence.spec.seed for row in rows]
+        self.modified = [number for number, row in enumerate(rows) if not row.sequence.modifier.is_idle]
+        self.penalized: list[int] = []
+        if are_kept:
+            self.penalized = [number for number in self.modified if rows[number].sequence.modifier.penalties]
+            self.modified = [number for number in self.modified if not rows[number].sequence.modifier.penalties]
+        self.masked = [number for number, row in enumerate(rows) if row.masks]
+        self.asking = [number for number, row in enumerate(rows) if row.sampling.logprob_token_ids is not None]
+        self.positions = [row.position for row in rows]
+        self._asked: list[SampleRow] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def asked(self, vocab: int) -> list[SampleRow]:
+        """What is asked of each row's ``vocab`` logits."""
+        if not self._asked:
+            self._asked = [row.asked(vocab) for row in self.rows]
+        return self._asked
+
+    def advance(self, positions: list[int]) -> None:
+        """Set the positions of the tokens, whose sequences have no draft tokens."""
+        self.positions = positions
+        for number in self.modified:
+            self.rows[number].position = positions[number]
+
+    def behind(self, other: SamplerColumns) -> SamplerColumns:
+        """The rows of ``other``, then these."""
+        both = SamplerColumns.__new__(SamplerColumns)
+        first = len(other.rows)
+        both.rows, both.seeds = other.rows + self.rows, other.seeds + self.seeds
+        both.positions, both._asked = other.positions + self.positions, []
+        both.penalized, both.kept = other.penalized, other.kept
+        both.modified = other.modified + [first + number for number in self.modified]
+        both.masked = other.masked + [first + number for number in self.masked]
+        both.asking = other.asking + [first + number for number in self.asking]
+        return both
+
+
 class SamplerOutput:
     """Rows whose sampling was launched."""
 
@@ -90,73 +149,123 @@ class SamplerOutput:
         """The sampled tokens, [R] int64 on the device of the logits."""
         return self._pending.tokens
 
+    @cached_property
+    def results(self) -> SampleResults:
+        """The results, for which it waits."""
+        return self._pending.collect()
+
     def collect(self) -> list[SampledToken]:
         """Wait for the results."""
-        results = self._pending.collect()
-        tokens = list(map(SampledToken, results.tokens, results.logprobs))
-        for row, outcome in results.failed.items():
-            sampled = tokens[row]
-            if outcome is SampleOutcome.MORE_CANDIDATES:
-                sampled.resample = True
-            else:
-                sampled.error = NOT_FINITE if outcome is SampleOutcome.NOT_FINITE else NOTHING_LEFT
-        for row, rank in results.ranks.items():
-            if row not in results.failed:
-                sampled = tokens[row]
-                top = results.top.get(row, TopTokens([], []))
-                sampled.logprobs = TokenLogprobs([sampled.token, *top.ids], [sampled.logprob, *top.logprobs], rank)
-        for row, (token_ids, scores) in self._asked.items():
-            found = tokens[row].logprobs
-            if found is not None:
-                found.token_ids += token_ids
-                found.logprobs += scores.tolist()
-                found.is_ranked = False
-        return tokens
+        return [self.sampled(row) for row in range(len(self.results.tokens))]
+
+    def sampled(self, row: int) -> SampledToken:
+        """Wait for the result of one row."""
+        results = self.results
+        sampled = SampledToken(results.tokens[row], results.logprobs[row], self.logprobs(row))
+        outcome = results.failed.get(row)
+        if outcome is SampleOutcome.MORE_CANDIDATES:
+            sampled.resample = True
+        elif outcome is not None:
+            sampled.error = NOT_FINITE if outcome is SampleOutcome.NOT_FINITE else NOTHING_LEFT
+        return sampled
+
+    def logprobs(self, row: int) -> TokenLogprobs | None:
+        """Wait for the log-probabilities of one row; None if it has none or has failed."""
+        results = self.results
+        rank = results.ranks.get(row)
+        if rank is None or row in results.failed:
+            return None
+        ids, logprobs = results.top.get(row, _NO_TOKENS)
+        found = TokenLogprobs([results.tokens[row], *ids], [results.logprobs[row], *logprobs], rank)
+        if row in self._asked:
+            token_ids, scores = self._asked[row]
+            found.token_ids += token_ids
+            found.logprobs += scores.tolist()
+            found.is_ranked = False
+        return found
 
 
-def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow]) -> SamplerOutput:
+def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow] | SamplerColumns) -> SamplerOutput:
     """Sample one token per row of ``logits`` [R, V] float32, which may change after the call.
 
     Log-probabilities are those of the model, before penalties, biases and masks. Masks come last: whatever else a
     request asks for, they decide what is allowed.
     """
-    vocab = logits.shape[1]
-    changed = [index for index, row in enumerate(rows) if row.sequence.modifier.modifies(row.position, row.drafts)]
-    modified = None
-    if changed:
-        modified = ModifiedLogits(changed, logits.index_select(0, on_device(changed, logits.device)))
-        penalized = {}
-        for number, (values, index) in enumerate(zip(modified.logits, changed, strict=True)):
-            row = rows[index]
-            occurred = row.sequence.modifier.apply(values, row.sequence.token_ids, row.drafts)
-            if occurred is not None:
-                penalized[number] = occurred
-        if penalized:
-            penalize(modified.logits, penalized)
-    logprobs = _asked_logprobs(logits, rows)
-    asked = [row.asked(vocab) for row in rows]
+    columns = rows if isinstance(rows, SamplerColumns) else SamplerColumns(rows)
+    modified = _modified(logits, columns) if columns.modified or columns.penalized else None
+    logprobs = _asked_logprobs(logits, columns)
+    asked = columns.asked(logits.shape[1])
     uniforms: Sequence[float] = ()
     if any(one.temperature for one in asked):
-        uniforms = uniforms_at([row.sequence.spec.seed for row in rows], [row.position for row in rows])
-    return SamplerOutput(sampler(logits, asked, uniforms, modified, _masks(rows)), logprobs)
+        uniforms = uniforms_at(columns.seeds, columns.positions)
+    return SamplerOutput(sampler(logits, asked, uniforms, modified, _masks(columns)), logprobs)
 
 
-def _asked_logprobs(logits: Tensor, rows: list[SamplerRow]) -> dict[int, tuple[list[int], Tensor]]:
+def _modified(logits: Tensor, columns: SamplerColumns) -> ModifiedLogits | None:
+    """Return modified copies of the rows of ``logits`` [R, V] that are modified."""
+    rows = [columns.rows[number] for number in columns.modified]
+    changed = [
+        number
+        for number, row in zip(columns.modified, rows, strict=True)
+        if row.sequence.modifier.modifies(row.position, row.drafts)
+    ]
+    if columns.penalized:
+        return _penalized(logits, columns, changed)
+    if not changed:
+        return None
+    modified = ModifiedLogits(changed, logits.index_select(0, on_device(changed, logits.device)))
+    _modify(modified, columns)
+    return modified
+
+
+def _penalized(logits: Tensor, columns: SamplerColumns, changed: list[int]) -> ModifiedLogits:
+    """Return modified copies of the rows ``columns.penalized`` and ``changed``."""
+    vocab, rows = logits.shape[1], columns.penalized
+    table = columns.kept.penalties
+    if table is None:
+        sequences = [columns.rows[number].sequence for number in rows]
+        pairs = [(one.modifier.penalties, one.token_ids) for one in sequences if one.modifier.penalties is not None]
+        table = columns.kept.penalties = PenaltyTable(pairs, vocab, logits.device)
+    else:
+        table.follow()
+    every = changed + rows
+    copies = torch.empty(len(every) + 1, vocab, dtype=logits.dtype, device=logits.device)  # one is spare for the table
+    torch.index_select(logits, 0, on_device(every, logits.device), out=copies[:-1])
+    if changed:
+        _modify(ModifiedLogits(changed, copies[: len(changed)]), columns)
+    table.penalize(copies[len(changed) :])
+    return ModifiedLogits(every, copies[:-1])
+
+
+def _modify(modified: ModifiedLogits, columns: SamplerColumns) -> None:
+    """Modify the rows of ``modified``, in place, except for what is in the table of penalties."""
+    changed = modified.rows
+    penalized = {}
+    for number, (values, index) in enumerate(zip(modified.logits, changed, strict=True)):
+        row = columns.rows[index]
+        occurred = row.sequence.modifier.apply(values, row.sequence.token_ids, row.drafts)
+        if occurred is not None:
+            penalized[number] = occurred
+    if penalized:
+        penalize(modified.logits, penalized)
+
+
+def _asked_logprobs(logits: Tensor, columns: SamplerColumns) -> dict[int, tuple[list[int], Tensor]]:
     """The log-probabilities of ``logprob_token_ids`` by row, with their ids."""
     asked = {}
-    for index, row in enumerate(rows):
-        token_ids = row.sampling.logprob_token_ids
-        if token_ids is not None:
-            scores = torch.log_softmax(logits[index], dim=-1)
-            asked[index] = (token_ids, scores.index_select(0, on_device(token_ids, logits.device)))
+    for index in columns.asking:
+        token_ids = columns.rows[index].sampling.logprob_token_ids
+        assert token_ids is not None
+        scores = torch.log_softmax(logits[index], dim=-1)
+        asked[index] = (token_ids, scores.index_select(0, on_device(token_ids, logits.device)))
     return asked
 
 
-def _masks(rows: list[SamplerRow]) -> TokenMasks | None:
-    """The tokens that the masks of ``rows`` allow; None if no row has one."""
-    masked = [(index, row.masks) for index, row in enumerate(rows) if row.masks]
-    if not masked:
+def _masks(columns: SamplerColumns) -> TokenMasks | None:
+    """The tokens that the masks of the rows allow; None if no row has one."""
+    if not columns.masked:
         return None
+    masked = [(number, columns.rows[number].masks) for number in columns.masked]
     # Whole masks are written: they may have a token more than there are logits.
     num_words = max(mask.num_words for _, masks in masked for mask in masks)
     bits = torch.empty(len(masked) + 1, num_words, dtype=torch.int32)

@@ -17,7 +17,7 @@ from aiakq.runtime.executor.output_reader import OutputReader, new_logprobs_read
 from aiakq.runtime.executor.row_transforms import RowMask
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import LogitsProcessor
-from aiakq.runtime.protocol.step import Chunk, NewSequence, StepBatch
+from aiakq.runtime.protocol.step import NewSequence, StepBatch
 
 
 class SequenceState:
@@ -102,7 +102,8 @@ class RunningSequences:
         self._states: dict[int, SequenceState] = {}
 
     def update(self, batch: StepBatch, processors: Mapping[str, Sequence[LogitsProcessor]]) -> list[SequenceState]:
-        """Free slots, add sequences and append pages as ``batch`` says; returns the sequence of each chunk.
+        """Free slots, add sequences and append pages as ``batch`` says; returns the sequence of each chunk, ``decodes``
+        first.
 
         ``processors`` are logits processors by request id.
         """
@@ -115,7 +116,14 @@ class RunningSequences:
             for part in self._parts:
                 part.start(state)
             self._states[record.slot] = state
-        return [self._append_pages(chunk) for chunk in batch.chunks]
+        states, decodes = self._states, batch.decodes
+        for slot, pages in decodes.new_pages.items():
+            self._append_pages(slot, pages)
+        for chunk in batch.chunks:
+            if chunk.new_pages:
+                self._append_pages(chunk.slot, chunk.new_pages)
+        decoding = [states[slot] for slot in decodes.slots]
+        return decoding + [states[chunk.slot] for chunk in batch.chunks]
 
     def rows(self, slots: list[int], width: int) -> Tensor:
         """The first ``width`` pages of each of ``slots``: [len(slots), width] int32, possibly a view."""
@@ -124,15 +132,21 @@ class RunningSequences:
             return torch.from_numpy(self.page_table[first:end, :width])
         return torch.from_numpy(self.page_table[slots, :width])
 
+    def places(self, slots: list[int], positions: list[int], page_size: int) -> list[int]:
+        """Where keys and values of one position each of ``slots`` are stored: page * page_size + offset."""
+        if not slots:
+            return []
+        pages, offsets = np.divmod(np.array(positions), page_size)
+        found: list[int] = (self.page_table[slots, pages].astype(np.int64) * page_size + offsets).tolist()
+        return found
+
     def clear(self) -> None:
         """Free every slot."""
         self._states.clear()
         self.page_table.fill(0)
 
-    def _append_pages(self, chunk: Chunk) -> SequenceState:
-        state = self._states[chunk.slot]
-        if chunk.new_pages:
-            start = len(state.pages)
-            state.pages += chunk.new_pages
-            self.page_table[chunk.slot, start : len(state.pages)] = chunk.new_pages
-        return state
+    def _append_pages(self, slot: int, pages: list[int]) -> None:
+        known = self._states[slot].pages
+        start = len(known)
+        known += pages
+        self.page_table[slot, start : len(known)] = pages

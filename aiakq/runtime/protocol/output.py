@@ -60,6 +60,40 @@ class TokenOutput:
 
 
 @dataclass
+class ContinuedOutputs:
+    """The outputs of a step for requests of which nothing is new but one token, in columns: see ``TokenOutput``.
+
+    logprobs  one per request, None for those that did not ask; empty if none did.
+    """
+
+    request_ids: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    token_logprobs: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    num_cached_tokens: list[int] = field(default_factory=list)
+    num_preemptions: list[int] = field(default_factory=list)
+    times: list[RequestTimes] = field(default_factory=list)
+
+    def each(self) -> list[TokenOutput]:
+        """The same as records."""
+        outputs = [
+            TokenOutput(request_id, [token], [logprob], None, None, None, None, cached, preemptions, times)
+            for request_id, token, logprob, cached, preemptions, times in zip(
+                self.request_ids,
+                self.token_ids,
+                self.token_logprobs,
+                self.num_cached_tokens,
+                self.num_preemptions,
+                self.times,
+                strict=True,
+            )
+        ]
+        for output, found in zip(outputs, self.logprobs, strict=False):
+            output.logprobs = None if found is None else [found]
+        return outputs
+
+
+@dataclass
 class DraftCounts:
     """Counters of speculative decoding since the start.
 
@@ -125,10 +159,19 @@ class EngineStats:
 
 @dataclass
 class StepOutput:
-    """The result of one ``Engine.step``."""
+    """The result of one ``Engine.step``.
+
+    outputs    of requests that began, ended or got more than a token.
+    continued  of the others that got one.
+    """
 
     outputs: list[TokenOutput] = field(default_factory=list)
     stats: EngineStats = field(default_factory=EngineStats)
+    continued: ContinuedOutputs = field(default_factory=ContinuedOutputs)
+
+    def all_outputs(self) -> list[TokenOutput]:
+        """The outputs of all requests."""
+        return self.outputs + self.continued.each()
 
     def date(self, began: float, ended: float) -> None:
         """Set the times of new tokens to the end of the step; the engine has no clock and recorded its start."""
@@ -137,3 +180,5 @@ class StepOutput:
                 output.times.last_token = ended
                 if output.times.first_token == began:
                     output.times.first_token = ended
+        for times in self.continued.times:
+            times.last_token = ended

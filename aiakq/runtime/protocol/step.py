@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+from msgspec.structs import replace
 
 from aiakq.runtime.protocol.command import ExecutorCommand
 from aiakq.runtime.protocol.pooling_params import Pooled
@@ -60,6 +61,26 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     num_forced: int = 0
 
 
+class Decodes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Chunks of one token each, after which one is sampled: most of those of a large step, in columns.
+
+    slots, firsts  as in ``Chunk``, one per chunk.
+    new_pages      as in ``Chunk``, by slot, of the few chunks that have any.
+    """
+
+    slots: list[int] = []
+    firsts: list[int] = []
+    new_pages: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def chunks(self) -> list[Chunk]:
+        """The same as records."""
+        pairs = zip(self.slots, self.firsts, strict=True)
+        return [Chunk(slot, first, 1, self.new_pages.get(slot, []), True) for slot, first in pairs]
+
+
 class StepBatch(msgspec.Struct, frozen=True):
     """One step, and what changed since the batch before it. A batch without chunks only has commands.
 
@@ -68,6 +89,7 @@ class StepBatch(msgspec.Struct, frozen=True):
     new_sequences  added when the slots are free.
     chunks         those of one token come first.
     commands       applied first, in order.
+    decodes        further chunks, which come before ``chunks``.
     """
 
     freed_slots: list[int] = []
@@ -75,6 +97,18 @@ class StepBatch(msgspec.Struct, frozen=True):
     new_sequences: list[NewSequence] = []
     chunks: list[Chunk] = []
     commands: list[ExecutorCommand] = []
+    decodes: Decodes = Decodes()
+
+    @property
+    def num_chunks(self) -> int:
+        """The number of all chunks."""
+        return len(self.decodes.slots) + len(self.chunks)
+
+    def expanded(self) -> StepBatch:
+        """The same batch without ``decodes``: they are among ``chunks``."""
+        if not self.decodes.slots:
+            return self
+        return replace(self, chunks=[*self.decodes.chunks(), *self.chunks], decodes=Decodes())
 
 
 class TokenLogprobs(msgspec.Struct):
@@ -130,6 +164,10 @@ class ChunkResult(msgspec.Struct, omit_defaults=True):
     proposed: list[int] = []
     is_forced: bool = False
 
+    def new_tokens(self) -> list[int]:
+        """The tokens that continue the sequence."""
+        return [sampled.token for sampled in self.sampled if sampled.is_valid]
+
     @property
     def is_finite(self) -> bool:
         """Whether the model's output is known to be finite."""
@@ -148,9 +186,24 @@ class ChunkResult(msgspec.Struct, omit_defaults=True):
         return None
 
 
+class DecodeResults(msgspec.Struct, omit_defaults=True):
+    """The results of the ``decodes`` of a batch, in columns.
+
+    tokens, logprobs  as in ``SampledToken``, one per chunk.
+    top               its ``logprobs``, one per chunk; empty if no request asked.
+    others            results that are not just a valid token, by number of the chunk.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    top: list[TokenLogprobs | None] = []
+    others: dict[int, ChunkResult] = {}
+
+
 class StepResult(msgspec.Struct):
     """The results of a step, one per chunk, in order.
 
+    decodes        of the batch's ``decodes``; None: theirs are the first of ``chunks``.
     out_of_memory  the chunks did not run, because they do not fit into memory or because a step before them did not.
                    The other fields of the batch were applied. The same chunks may be submitted again, without their
                    new pages, after every pending step has been collected.
@@ -158,7 +211,13 @@ class StepResult(msgspec.Struct):
 
     chunks: list[ChunkResult] = []
     out_of_memory: bool = False
+    decodes: DecodeResults | None = None
 
     def new_tokens(self) -> list[list[int]]:
         """For each chunk the tokens that continue its sequence."""
-        return [[sampled.token for sampled in chunk.sampled if sampled.is_valid] for chunk in self.chunks]
+        decoded: list[list[int]] = []
+        if self.decodes is not None:
+            decoded = [[token] for token in self.decodes.tokens]
+            for at, other in self.decodes.others.items():
+                decoded[at] = other.new_tokens()
+        return decoded + [chunk.new_tokens() for chunk in self.chunks]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.executor.logits_modifier import Modifier
-from aiakq.runtime.executor.penalties import OccurredTokens
+from aiakq.runtime.executor.penalties import OccurredTokens, Penalties
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.protocol.command import PrepareGrammar, UseVocabulary
@@ -72,7 +72,8 @@ class BudgetedModifier:
 
     def __init__(self, sequence: SequenceState, spelled: SpelledBudget) -> None:
         self._others: Modifier = sequence.modifier
-        self.calls_functions = self._others.calls_functions
+        self.calls_functions, self.is_idle = self._others.calls_functions, False
+        self.penalties: Penalties | None = None
         self._spec = sequence.spec
         self._num_prompt = self._num_followed = sequence.num_prompt
         self._token_ids = sequence.token_ids  # to which the outputs of later steps are appended

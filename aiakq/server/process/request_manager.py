@@ -283,7 +283,7 @@ class RequestManager:
         self.stats = output.stats
         self._metrics.step(output.stats)
         stopped: list[str] = []
-        for token_output in output.outputs:
+        for token_output in output.all_outputs():
             try:
                 deltas, to_abort = self._processor.process(token_output)
             except BaseException as failure:  # panics of the Rust tokenizer do not derive from Exception

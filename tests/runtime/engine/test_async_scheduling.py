@@ -116,9 +116,9 @@ def calls(monkeypatch) -> list[tuple[str, int]]:
         inner = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *given: (made.append((called, count(given))), inner(*given))[1])
 
-    watch(LocalPendingStep, "launch_model", "launch", lambda given: len(given[0].chunks))
-    watch(LocalPendingStep, "launch_sampler", "sample", lambda given: len(given[0].chunks))
-    watch(LocalPendingStep, "results", "results", lambda given: len(given[0]._row_of))
+    watch(LocalPendingStep, "launch_model", "launch", lambda given: len(given[0].sequences))
+    watch(LocalPendingStep, "launch_sampler", "sample", lambda given: len(given[0].sequences))
+    watch(LocalPendingStep, "results", "results", lambda given: given[0].num_sampled)
     return made
 
 
@@ -250,7 +250,7 @@ def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch):
         for sequence in second.sequences:
             sequence.token_ids.append(3)
         second.launch_sampler(executor.runner.model.sampler)
-        assert len(second._row_of) == 4
+        assert second.num_sampled == 4
     assert not waited
 
 

@@ -115,6 +115,7 @@ def test_random_traffic_loses_and_mixes_nothing(seed, ahead):
         ahead=ahead,
     )
     by_priority = draw.random() < 0.5
+    engine.scheduler.min_columns = draw.choice([1, 1, 3, 16])
     shared = [draw.randrange(VOCAB) for _ in range(12)]
     live: dict[str, list[int]] = {}
     answers: dict[str, list[int]] = {}
@@ -133,7 +134,7 @@ def test_random_traffic_loses_and_mixes_nothing(seed, ahead):
             inbox.append(Abort([draw.choice([*live, "unknown"])]))
         out = engine.step(float(now), inbox)
         engine.check()
-        for news in out.outputs:
+        for news in out.all_outputs():
             assert news.request_id not in ended, "news after the end"
             answers[news.request_id] += news.token_ids
             if news.finish_reason:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
+from aiakq.errors import AiakqError
 from aiakq.kernels.ops import Ops, sampling
 from aiakq.kernels.ops.sampling import CANDIDATES, TorchSampler
 from aiakq.runtime.executor import sampler
@@ -164,6 +165,16 @@ def test_logits_processors_see_the_tokens_and_change_the_logits():
     assert seen == [[8], ([1, 2], [8])]
     assert results[0].token == 6 and results[1].token == 0, "neighbours are not touched"
     assert results[0].logprob == pytest.approx(-math.log(VOCAB)), "log-probabilities are the model's own"
+
+
+@pytest.mark.parametrize("returned", [torch.zeros(VOCAB + 1), torch.zeros(1), torch.zeros(1, VOCAB), None])
+def test_a_logits_processor_that_returns_something_else_is_refused_by_name(returned):
+    def shortened(outputs, logits):
+        return returned
+
+    with pytest.raises(AiakqError, match=r"shortened returns .*, a tensor of shape \[12\] is expected") as caught:
+        sample(torch.zeros(1, VOCAB), [row(temperature=0, logits_processors=[shortened])])
+    assert caught.value.id == "invalid_type" and "logits_processors" in str(caught.value)
 
 
 def test_a_row_that_forbids_everything_fails_alone():
