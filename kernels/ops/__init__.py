@@ -33,7 +33,7 @@ from aiakq.kernels.ops.batched import BatchedLinear
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
 from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
-from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear, RoundedInputs, ScaledInputs
+from aiakq.kernels.ops.linear import LinearLayer, LookupLayer, RotatedLinear, RoundedInputs, ScaledInputs
 from aiakq.kernels.ops.lora import AdapterRows, LoraProblem, LoraProduct
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.parallel import GATHERED, Role
@@ -135,23 +135,24 @@ class Ops(RecurrentOps):
         """
         if not self._looks_up_rows(weight):
             return None
-        layer = self._lookup_layer(weight, tied, weight.n)
-        return layer.embedding(self.dtype), layer if tied else None
+        embedding, layer = self._lookup(weight, tied, weight.n)
+        return embedding, layer if tied else None
 
     def _looks_up_rows(self, weight: QWeight) -> bool:
         problem = weight.problem(self.dtype, self.device_type, self.exact, 0)
         _, module = self._select(linear.IMPLEMENTATIONS, problem)
         return isinstance(module, linear.RowLookup) and module.looks_up_rows(weight, problem)
 
-    def _lookup_layer(self, weight: QWeight, tied: bool, uncut_n: int) -> linear.LookupLayer:
+    def _lookup(self, weight: QWeight, tied: bool, uncut_n: int) -> tuple[EmbeddingLayer, LinearLayer]:
         """Bind a weight of which rows are looked up, as an output layer, too, if it is ``tied``; see ``_linear``."""
+        layer: LinearLayer
         if tied:
             layer = self._linear(weight, 1, uncut_n)
         else:
             problem = weight.problem(self.dtype, self.device_type, self.exact, 0)
             layer = self._select(linear.IMPLEMENTATIONS, problem)[1].prepare(weight, problem)
-        assert isinstance(layer, linear.LookupLayer)
-        return layer
+        assert isinstance(layer, LookupLayer)
+        return layer.embedding(self.dtype), layer
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1, role: Role = GATHERED) -> DenseLayer:
         """Bind a linear layer with a float weight [N, K] and bias [N]; ``count`` and ``role`` as in ``linear``."""

@@ -325,12 +325,11 @@ class ShardedOps(Ops):
             return None
         collective, bounds = self.collective, shares(weight.n, self.collective.size, TILE)
         first, end = self._share(bounds)
-        own = None
+        embedding, own = None, None
         if end > first:
-            own = self._lookup_layer(weight.with_rows(torch.arange(first, end)), tied, weight.n)
-        layer = None if own is None else own.embedding(self.dtype)
+            embedding, own = self._lookup(weight.with_rows(torch.arange(first, end)), tied, weight.n)
         head = ShardedLinear(weight, own, lambda x: collective.gather(x, bounds)) if tied else None
-        return ShardedRows(layer, first, end, weight.k, collective, self), head
+        return ShardedRows(embedding, first, end, weight.k, collective, self), head
 
     def dense(self, weight: Tensor, bias: Tensor | None = None, count: int = 1, role: Role = GATHERED) -> DenseLayer:
         """See Ops: this rank's shard of a weight [N, K]."""

@@ -306,6 +306,12 @@ class DecoderBuilder:
         lengths = {"context": config.context, "rows": config.num_positions}
         return rotary_tables(rope, config.head_dim, config.max_position, self.ops.device, **lengths)
 
+    def layer_norm(self, name: str, width: int | None = None) -> Norm:
+        """Return a layer norm with weight and bias."""
+        D = width or self.config.hidden_size
+        weight, bias = (self.weights.tensor(f"{name}.{part}", D) for part in ("weight", "bias"))
+        return self.ops.layer_norm(weight, bias, self.config.norm_eps)
+
     def mlp(self, layer: int) -> MLP:
         """Return the MLP of a layer."""
         D, F = self.config.hidden_size, self.config.intermediate_size
@@ -330,6 +336,4 @@ class LayerNormBuilder(DecoderBuilder):
 
     def norm(self, name: str, width: int | None = None) -> Norm:
         """Return a layer norm with weight and bias."""
-        D = width or self.config.hidden_size
-        weight, bias = (self.weights.tensor(f"{name}.{part}", D) for part in ("weight", "bias"))
-        return self.ops.layer_norm(weight, bias, self.config.norm_eps)
+        return self.layer_norm(name, width)

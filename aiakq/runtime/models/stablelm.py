@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiakq.kernels.ops.norm import Norm
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.models.builder import DecoderBuilder, LayerNormBuilder, unsupported
+from aiakq.runtime.models.builder import DecoderBuilder, unsupported
 from aiakq.runtime.models.decoder import Decoder, DecoderLayer, ParallelBlock, Weights
 
 
@@ -19,7 +19,7 @@ class StableLmBuilder(DecoderBuilder):
 
     def norm(self, name: str, width: int | None = None) -> Norm:
         """Return a layer norm with weight and bias."""
-        return LayerNormBuilder.norm(self, name, width)
+        return self.layer_norm(name, width)
 
     def block(self, layer: int) -> DecoderLayer:
         """Return a layer. Raises ``unsupported`` for layer norms of each head (StableLM 2 12B)."""
