@@ -31,7 +31,7 @@ def query_blocks(context: AttentionContext, tokens: int, device: torch.device) -
     known: Tensor | None = context.plans.get(("triton", tokens))
     if known is None:
         starts, lengths = context.query_start_list, context.kv_len_list
-        blocks = []
+        blocks: list[tuple[int, int, int]] = []
         for sequence in range(context.num_decodes, len(starts) - 1):
             count = starts[sequence + 1] - starts[sequence]
             before = lengths[sequence] - count

@@ -81,7 +81,7 @@ def launches(arch: int, kernel: str, bits: int) -> list[tuple[str, list[Any]]]:
 
 def tensor_core(arch: int, warps: int, integers: bool = False) -> str:
     """The instruction that should multiply. Hopper's products of floats need four warps, as do those of sm_100, where
-    Triton multiplies integers as before Hopper.
+    Triton before 3.9 multiplies integers as before Hopper.
     """
     if arch == 90 and (integers or warps >= 4):
         return "IGMMA" if integers else "HGMMA"
