@@ -1,4 +1,4 @@
-"""Launcher of linear_floats_kernel.py: weights that are floats of 8 or 4 bits, 16-bit activations.
+"""Launcher of linear_floats_kernel.py: weights that are floats of 8 bits, 16-bit activations.
 
 Activations that the scheme rounds (fp8a8) are rounded as the reference does it, and multiplied in 16 bits.
 """

@@ -1,4 +1,6 @@
-"""y = x W^T for weights that are floats of 8 or 4 bits, activations in float16 or bfloat16 (fp8a16, lut4a16 of e2m1).
+"""y = x W^T for weights that are floats of 8 bits, activations in float16 or bfloat16 (fp8a16).
+
+Constants also describe floats of 4 bits (e2m1), which no scheme is bound to yet.
 
 The layout is that of linear_kernel.py: words of 16 bits with a code in each plane. Codes become floats in registers
 (float_codes.py), and as they have no zero point, products need no sums of activations. Scales are
