@@ -132,7 +132,9 @@ def _stored_configs(config: Mapping[str, object]) -> Iterator[tuple[str, object]
     """Yield the keys under which a config.json holds a quantization_config, and these configs."""
     for outer in ("", "text_config", "llm_config"):
         part = config.get(outer) if outer else config
-        for key in CONFIG_KEYS if isinstance(part, Mapping) else ():
+        if not isinstance(part, Mapping):
+            continue
+        for key in CONFIG_KEYS:
             if part.get(key):
                 yield f"{outer}.{key}".removeprefix("."), _unnested(part[key])
 
