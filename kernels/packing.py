@@ -62,12 +62,15 @@ def _spread(stream: Tensor, bits: int) -> Tensor:
     dtype, shifts, mask = _SPREAD[bits]
     codes = torch.empty(len(stream), dtype=dtype, device=stream.device)
     step = _CHUNK if stream.device.type == "cpu" else max(1, len(stream))
+    # No memory is allocated in the loop: new pages would take longer than the arithmetic.
+    spare = [torch.empty(min(step, len(stream)), dtype=dtype, device=stream.device) for _ in range(2)]
     for part, out in zip(stream.split(step), codes.split(step), strict=True):
-        whole = part.to(dtype)
-        moved = whole
+        whole, moved = (each[: len(part)] for each in spare)
+        whole.copy_(part)
+        out.copy_(whole)
         for shift in shifts:
-            moved = moved | (whole << shift)
-        torch.bitwise_and(moved, mask, out=out)
+            out |= torch.bitwise_left_shift(whole, shift, out=moved)
+        out &= mask
     return codes.view(torch.uint8)
 
 

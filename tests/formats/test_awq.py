@@ -24,7 +24,7 @@ def test_awq_words_written_by_hand(as_words: Callable[[torch.Tensor], list[str]]
     assert as_words(tensors["qzeros"]) == ["fdb9eca8"]
 
 
-@pytest.mark.parametrize("chunk", [1, 70, 1 << 15])
+@pytest.mark.parametrize("chunk", [1, 70, 1 << 17])
 def test_words_are_unpacked_some_at_a_time(
     chunk: int, random_weight: Callable[..., QWeight], same_weight: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

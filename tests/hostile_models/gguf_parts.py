@@ -9,8 +9,8 @@ from dataclasses import dataclass
 #: Sizes of the types of values; 8 is text and 9 an array.
 _WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _TEXT, _ARRAY = 8, 9
-#: Kinds of as many bytes, between which only their number decides: F16 and BF16, Q4_0 and IQ4_NL.
-_ALIKE = ({1, 30}, {2, 20})
+#: Kinds of as many bytes, between which only their number decides: F16, BF16; Q4_0, Q4_K, IQ4_NL; IQ4_XS, MXFP4.
+_ALIKE = ({1, 30}, {2, 12, 20}, {23, 39})
 _LARGE = [0, 1, 3, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
 
 
@@ -129,7 +129,8 @@ class Parts:
             return f"{said} of {entry.sizes}", "structure"
         if how == 2:
             old, entry.kind = entry.kind, rng.choice([0, 1, 2, 8, 12, 14, 20, 30, 31, 39, 99, 2**31])
-            return f"{said} of kind {entry.kind}, not {old}", "data" if {old, entry.kind} in _ALIKE else "structure"
+            is_alike = any({old, entry.kind} <= kinds for kinds in _ALIKE)
+            return f"{said} of kind {entry.kind}, not {old}", "data" if is_alike else "structure"
         if how == 3:
             entry.offset = rng.choice([0, 1, 32, entry.offset + 32, *_LARGE])
             return f"{said} at {entry.offset}", "structure"

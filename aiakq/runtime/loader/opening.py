@@ -110,6 +110,8 @@ def _fused_experts(config: EngineConfig, checkpoint: Checkpoint) -> float:
 def _size_of(config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> float:
     """Return the bytes of a quantized linear in the dtype of activations."""
     # Codes are the largest tensors. If the config is wrong about their width, only this estimate is affected.
-    info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes)
+    info = max(checkpoint.linear_headers(prefix).values(), key=lambda info: info.nbytes, default=None)
+    if info is None:  # codes of another format, which the comparison of all tensors refuses
+        return 0
     bits = 8 if info.dtype == "I8" else checkpoint.linear_spec(prefix).bits
     return info.nbytes * 8 / bits * config.device.dtype.itemsize

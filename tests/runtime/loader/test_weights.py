@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,15 @@ def test_quantized_routers_are_decoded(tiny_model: Callable[..., Path], tmp_path
     packed = with_int8_routers(source, tmp_path / "packed", dequantized=False)
     plain = with_int8_routers(source, tmp_path / "plain", dequantized=True)
     torch.testing.assert_close(logits(packed), logits(plain), rtol=1e-5, atol=1e-5)
+
+
+def test_codes_of_another_format_are_refused_by_name(tmp_path: Path) -> None:
+    """Found by ``make fuzz``: the estimate of memory failed on a module without a tensor of the config's format."""
+    shutil.copytree(Path(__file__).parents[2] / "formats/fixtures/lc-mxfp8", tmp_path / "model")
+    path = tmp_path / "model/model.safetensors"
+    save_file({**load_file(path), "model.layers.0.self_attn.qweight": torch.ones(4, 4)}, path)
+    with pytest.raises(AiakqError, match="model.layers.0.self_attn.qweight"):
+        logits(tmp_path / "model")
 
 
 def test_routers_with_rounded_activations_are_refused(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
