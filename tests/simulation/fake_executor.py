@@ -170,7 +170,7 @@ class PagedExecutor:
         self.cleared_pages.update(batch.cleared_pages)
         for record in batch.new_sequences:
             self._introduce(record)
-        num_decodes = len(batch.decodes)
+        num_decodes = len(batch.decodes.slots)
         batch = batch.expanded()
         for chunk in batch.chunks:
             self._states[chunk.slot].pages += chunk.new_pages

@@ -43,10 +43,10 @@ from aiakq.runtime.protocol.output import (
 )
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.step import (
+    NO_DECODES,
     NOT_FINITE,
     ChunkResult,
     DecodeResults,
-    Decodes,
     StepBatch,
     StepResult,
     TokenLogprobs,
@@ -55,6 +55,7 @@ from aiakq.runtime.protocol.vocabulary import Vocabulary
 
 #: The id of the request with which the engine tests the model.
 PROBE = "probe"
+_NOTHING_CONTINUED = ContinuedOutputs()
 
 
 class Engine:
@@ -85,7 +86,7 @@ class Engine:
         self.stats = EngineStats(num_pages=scheduler.pool.num_usable, num_free_pages=scheduler.pool.num_free)
         self._sequences: dict[str, Sequence] = {}
         self._pending: deque[tuple[ScheduledStep, PendingStep]] = deque()
-        self._continued = ContinuedOutputs()  # of the step that was committed last
+        self._continued = _NOTHING_CONTINUED  # of the step that was committed last
         self._cleared_pages: list[int] = []
         self._prompt_tokens = 0
         self._drafts = DraftCounts()
@@ -110,7 +111,7 @@ class Engine:
         Raises ``model_broken`` when the model no longer computes anything finite.
         """
         outputs: list[TokenOutput] = []
-        self._continued = ContinuedOutputs()
+        self._continued = _NOTHING_CONTINUED
         if self._bad_steps >= 2:
             self._check_model(now, outputs)
             self._list_continued(outputs)
@@ -146,7 +147,7 @@ class Engine:
     def abort_all(self) -> list[TokenOutput]:
         """Abort every request, drop what is pending, and return the requests' last outputs."""
         outputs: list[TokenOutput] = []
-        self._continued = ContinuedOutputs()  # of an earlier step
+        self._continued = _NOTHING_CONTINUED  # it was of an earlier step
         for request_id in list(self._sequences):
             self._abort(request_id, outputs)
         self._pending.clear()
@@ -191,7 +192,7 @@ class Engine:
 
     def _submit(self, chunks: ScheduledStep) -> PendingStep:
         """Submit a step, and with it what changed since the one before."""
-        decodes = Decodes() if chunks.decodes is None else chunks.decodes.record()
+        decodes = NO_DECODES if chunks.decodes is None else chunks.decodes.record()
         freed, self.scheduler.freed_slots = self.scheduler.freed_slots, []
         cleared, self._cleared_pages = self._cleared_pages, []
         sequences = [chunk.sequence for chunk in chunks]
@@ -264,11 +265,12 @@ class Engine:
 
     def _commit_step(self, step: ScheduledStep, result: StepResult, now: float, outputs: list[TokenOutput]) -> None:
         """Take over the results of a step."""
-        self._list_continued(outputs)
+        if self._continued.request_ids:
+            self._list_continued(outputs)
         pairs: list[tuple[ScheduledChunk, ChunkResult]] = []
         any_plain = False
         if step.decodes is None or result.decodes is None:
-            pairs += zip(step.expanded(), result.chunks, strict=True)
+            pairs += zip(step if step.decodes is None else step.expanded(), result.chunks, strict=True)
         else:
             any_plain = self._commit_decodes(step.decodes, result.decodes, now, outputs)
             pairs += [(step.decodes.chunk(number), part) for number, part in result.decodes.others.items()]
@@ -304,7 +306,7 @@ class Engine:
     def _list_continued(self, outputs: list[TokenOutput]) -> None:
         """Append the outputs in columns to ``outputs``: more are to come of the same requests."""
         outputs += self._continued.each()
-        self._continued = ContinuedOutputs()
+        self._continued = _NOTHING_CONTINUED
 
     def _commit(self, chunk: ScheduledChunk, result: ChunkResult, now: float, outputs: list[TokenOutput]) -> None:
         """Take over the result of one chunk."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from aiakq.runtime.executor.sequences import ExecutorPart, RowPart, RunningSeque
 from aiakq.runtime.executor.states import StateRows
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
-from aiakq.runtime.protocol.step import Chunk, Decodes
+from aiakq.runtime.protocol.step import NO_DECODES, Chunk, Decodes
 
 
 @dataclass
@@ -58,15 +58,15 @@ class StepInput:
 class StepColumns:
     """What a step is built of, in lists; see ``StepInput``, ``ModelInput`` and ``AttentionContext``."""
 
-    token_ids: list[int]
-    unknown: list[int]
-    unknown_sequences: list[SequenceState]
-    positions: list[int]
-    slots: list[int]
-    logit_rows: list[int]
-    rows_of: list[range]
-    starts: list[int]
-    lengths: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
+    unknown_sequences: list[SequenceState] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    logit_rows: list[int] = field(default_factory=list)
+    rows_of: list[range] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
+    lengths: list[int] = field(default_factory=list)
 
 
 class Runner:
@@ -139,12 +139,13 @@ class Runner:
         chunks: list[Chunk],
         sequences: list[SequenceState],
         running: RunningSequences,
-        decodes: Decodes | None = None,
+        decodes: Decodes = NO_DECODES,
     ) -> StepInput:
         """Build the model input for ``decodes`` and ``chunks`` of ``sequences``, whose pages are in ``running``."""
-        decodes = decodes or Decodes()
-        num_decodes = len(decodes)
-        columns = self._decode_columns(decodes, sequences, running)
+        num_decodes = len(decodes.slots)
+        columns = StepColumns()
+        if num_decodes:
+            self._append_decodes(columns, decodes, sequences[:num_decodes], running)
         self._append(columns, chunks, sequences[num_decodes:])
         token_ids, positions, slots, logit_rows = (
             columns.token_ids,
@@ -176,23 +177,18 @@ class Runner:
         numbers = [token_ids, positions, slots, logit_rows, starts, lengths]
         return StepInput(model_input, rows_of, columns.unknown, columns.unknown_sequences, numbers, page_table)
 
-    def _decode_columns(
-        self, decodes: Decodes, sequences: list[SequenceState], running: RunningSequences
-    ) -> StepColumns:
-        """The columns of ``decodes``, whose sequences are the first of ``sequences``."""
-        firsts, num_decodes = decodes.firsts, len(decodes)
-        token_ids, unknown = self._decoded_tokens(firsts, sequences)
-        return StepColumns(
-            token_ids,
-            unknown,
-            unknown_sequences=[sequences[row] for row in unknown],
-            positions=list(firsts),
-            slots=running.places(decodes.slots, firsts, self.page_size),
-            logit_rows=list(range(num_decodes)),
-            rows_of=[],
-            starts=list(range(num_decodes + 1)),
-            lengths=[first + 1 for first in firsts],
-        )
+    def _append_decodes(
+        self, columns: StepColumns, decodes: Decodes, sequences: list[SequenceState], running: RunningSequences
+    ) -> None:
+        """Append the columns of ``decodes`` to ``columns``, which are empty."""
+        firsts, num_decodes = decodes.firsts, len(decodes.slots)
+        columns.token_ids, columns.unknown = self._decoded_tokens(firsts, sequences)
+        columns.unknown_sequences = [sequences[row] for row in columns.unknown]
+        columns.positions += firsts
+        columns.slots = running.places(decodes.slots, firsts, self.page_size)
+        columns.logit_rows += range(num_decodes)
+        columns.starts += range(1, num_decodes + 1)
+        columns.lengths += [first + 1 for first in firsts]
 
     def _append(self, columns: StepColumns, chunks: list[Chunk], sequences: list[SequenceState]) -> None:
         """Append the columns of ``chunks``."""
@@ -236,7 +232,7 @@ class Runner:
 
     def _decoded_tokens(self, firsts: list[int], sequences: list[SequenceState]) -> tuple[list[int], list[int]]:
         """Return the token with number ``firsts[i]`` of each ``sequences[i]``, and which the host does not know."""
-        known = [sequence.token_ids for sequence in sequences[: len(firsts)]]
+        known = [sequence.token_ids for sequence in sequences]
         firsts = [first + self.shift for first in firsts] if self.shift else firsts
         pairs = list(zip(firsts, known, strict=True))
         unknown = [row for row, (first, tokens) in enumerate(pairs) if first >= len(tokens)]

@@ -12,7 +12,7 @@ from aiakq.runtime.executor.output_reader import FillResult, ModelOutput
 from aiakq.runtime.executor.row_transforms import RowMask
 from aiakq.runtime.executor.sampler import SamplerColumns, SamplerOutput, SamplerRow, sample
 from aiakq.runtime.executor.sequences import SequenceState
-from aiakq.runtime.protocol.step import Chunk, ChunkResult, DecodeResults, Decodes, SampledToken, StepResult
+from aiakq.runtime.protocol.step import NO_DECODES, Chunk, ChunkResult, DecodeResults, Decodes, SampledToken, StepResult
 
 
 class DecodeRows:
@@ -42,13 +42,13 @@ class SampledStep:
         self,
         chunks: list[Chunk],
         sequences: list[SequenceState],
-        decodes: Decodes | None = None,
+        decodes: Decodes = NO_DECODES,
         decode_rows: DecodeRows | None = None,
     ) -> None:
         self.is_sampled = False
-        self.decodes = decodes or Decodes()
+        self.decodes = decodes
         self.chunks, self.sequences = chunks, sequences
-        self._decode_rows = decode_rows or DecodeRows()
+        self._decode_rows = decode_rows
         self._logits: Tensor | None = None
         self._logit_rows: list[range] = []
         self._decoded: SamplerColumns | None = None  # the first rows
@@ -70,7 +70,7 @@ class SampledStep:
     def copy_tokens(self, places: list[int], sequences: list[SequenceState], token_ids: Tensor) -> None:
         """Write the tokens sampled for sequences to their places in ``token_ids`` [T], which is modified."""
         assert self._samples is not None
-        num_decoded, tokens = len(self.decodes), self._samples.tokens
+        num_decoded, tokens = len(self.decodes.slots), self._samples.tokens
         decoded = self.sequences[:num_decoded]
         if sequences == decoded and places[-1] == len(places) - 1:  # as many as there are, so the first
             token_ids[:num_decoded].copy_(tokens[:num_decoded])
@@ -88,8 +88,9 @@ class SampledStep:
         logits = self._logits
         assert logits is not None
         self.is_sampled, self._logits = True, None
-        self._decode()
-        num_decoded = len(self.decodes)
+        if self.decodes.slots:
+            self._decode()
+        num_decoded = len(self.decodes.slots)
         output: ModelOutput | None = None
         sampled: list[SamplerRow] = []
         rows: list[int] = []
@@ -126,23 +127,23 @@ class SampledStep:
     def _decode(self) -> None:
         """Find the rows of ``decodes``. If not all are sampled, they become a part of ``chunks`` instead."""
         decodes = self.decodes
-        num_decoded = len(decodes)
-        if not num_decoded:
-            return
+        num_decoded = len(decodes.slots)
         sequences = self.sequences[:num_decoded]
         positions = [len(sequence.token_ids) for sequence in sequences]
         if positions == [first + 1 for first in decodes.firsts]:
-            self._decoded = self._decode_rows.columns(sequences)
+            self._decoded = (self._decode_rows or DecodeRows()).columns(sequences)
             self._decoded.advance(positions)
         else:
-            self.chunks, self.decodes = decodes.chunks() + self.chunks, Decodes()
+            self.chunks, self.decodes = decodes.chunks() + self.chunks, NO_DECODES
             self._logit_rows = [range(row, row + 1) for row in range(num_decoded)] + self._logit_rows
 
     def results(self) -> StepResult:
         """Wait for the results, and append the sampled tokens to the sequences."""
         samples = self._samples
         results = []
-        for index, (chunk, sequence) in enumerate(zip(self.chunks, self.sequences[len(self.decodes) :], strict=True)):
+        for index, (chunk, sequence) in enumerate(
+            zip(self.chunks, self.sequences[len(self.decodes.slots) :], strict=True)
+        ):
             row = self._row_of.get(sequence)
             if row is None:
                 result = ChunkResult()

@@ -161,7 +161,9 @@ class SamplerOutput:
     def sampled(self, row: int) -> SampledToken:
         """Wait for the result of one row."""
         results = self.results
-        sampled = SampledToken(results.tokens[row], results.logprobs[row], self.logprobs(row))
+        sampled = SampledToken(results.tokens[row], results.logprobs[row])
+        if row in results.ranks:
+            sampled.logprobs = self.logprobs(row)
         outcome = results.failed.get(row)
         if outcome is SampleOutcome.MORE_CANDIDATES:
             sampled.resample = True

@@ -171,7 +171,7 @@ class StepOutput:
 
     def all_outputs(self) -> list[TokenOutput]:
         """The outputs of all requests."""
-        return self.outputs + self.continued.each()
+        return self.outputs + self.continued.each() if self.continued.request_ids else self.outputs
 
     def date(self, began: float, ended: float) -> None:
         """Set the times of new tokens to the end of the step; the engine has no clock and recorded its start."""

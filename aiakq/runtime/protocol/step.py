@@ -72,13 +72,13 @@ class Decodes(msgspec.Struct, frozen=True, omit_defaults=True):
     firsts: list[int] = []
     new_pages: dict[int, list[int]] = {}
 
-    def __len__(self) -> int:
-        return len(self.slots)
-
     def chunks(self) -> list[Chunk]:
         """The same as records."""
         pairs = zip(self.slots, self.firsts, strict=True)
         return [Chunk(slot, first, 1, self.new_pages.get(slot, []), True) for slot, first in pairs]
+
+
+NO_DECODES = Decodes()
 
 
 class StepBatch(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class StepBatch(msgspec.Struct, frozen=True):
     new_sequences: list[NewSequence] = []
     chunks: list[Chunk] = []
     commands: list[ExecutorCommand] = []
-    decodes: Decodes = Decodes()
+    decodes: Decodes = NO_DECODES
 
     @property
     def num_chunks(self) -> int:
@@ -108,7 +108,7 @@ class StepBatch(msgspec.Struct, frozen=True):
         """The same batch without ``decodes``: they are among ``chunks``."""
         if not self.decodes.slots:
             return self
-        return replace(self, chunks=[*self.decodes.chunks(), *self.chunks], decodes=Decodes())
+        return replace(self, chunks=[*self.decodes.chunks(), *self.chunks], decodes=NO_DECODES)
 
 
 class TokenLogprobs(msgspec.Struct):
