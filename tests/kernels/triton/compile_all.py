@@ -22,6 +22,7 @@ from typing import Any
 import compiling
 import torch
 from compile_experts import expert_kernels
+from compile_floats import decoding_kernel, float_code_kernels
 from compiling import SHARED, Compiled
 from triton.runtime.jit import MockTensor
 
@@ -33,8 +34,6 @@ from aiakq.kernels.triton import (
     latent_attention,
     layouts,
     linear,
-    linear_floats,
-    linear_floats_kernel,
     linear_int8_kernel,
     linear_kernel,
     lora,
@@ -123,44 +122,6 @@ def grouped_kernels(arch: int) -> Iterator[Row]:
                     weights = bn * step / (warps * 32)
                     label = f"{kind} {name}{' plain' * plain} m{most}"
                     yield described(label, kind, arch, int(most), made, weights, matrix)
-
-
-def float_code_kernels(arch: int) -> Iterator[Row]:
-    """Of 8 bits: scales in groups of 128, and one per output."""
-    for dtype, group in (
-        (dtype, group) for dtype in (("bf16", "fp16") if arch == 90 else ("bf16",)) for group in (128, K)
-    ):
-        for most, (bn, bm, warps, stages, *words) in launches(arch, "float_codes", 8):
-            x, floats = MockTensor(DTYPES[dtype]), MockTensor(torch.float32)
-            made = compiled(
-                linear_floats_kernel.float_codes_kernel, arch, x, MockTensor(torch.int16), floats, floats, x, x, floats,
-                MockTensor(torch.int32), K, N, 7, N, **float_codes(arch, dtype, group, words), BN=bn, BM=bm,
-                SPLIT=4 if is_split(most, words) else 1, STAGES=stages, BIAS=False, num_warps=warps,
-            )  # fmt: skip
-            kind = "fp8a16 g128" if group < K else "fp8a16"
-            matrix = tensor_core(arch, warps)
-            yield described(f"{kind} {dtype} m{most}", kind, arch, int(most), made, bn * 128 / (warps * 32), matrix)
-
-
-def decoding_kernel(arch: int) -> Iterator[Row]:
-    """Instructions of all of it, per decoded weight."""
-    constants = float_codes(arch, "bf16", 128, [])
-    del constants["SCALE_FIRST"], constants["JOINED"]
-    scales = MockTensor(torch.float32)
-    made = compiled(
-        linear_floats_kernel.decode_codes_kernel, arch, MockTensor(torch.int16), scales, scales,
-        MockTensor(torch.bfloat16), N, **constants, num_warps=4,
-    )  # fmt: skip
-    yield described("decode fp8", "row", arch, 1, made, 64, None)
-
-
-def float_codes(arch: int, dtype: str, group: int, words: list[str | int]) -> dict[str, int | bool]:
-    """Constants of e4m3 in steps of 128 inputs."""
-    return {
-        "N_PADDED": N, "STEPS": K // 128, "GROUP": group, "BITS": 8, "MANTISSA": 3, "SCALES": linear_floats.FLOAT32,
-        "BKP": 64, "SCALE_FIRST": False, "JOINED": "joined" in words, "HARDWARE": arch >= 89 and dtype == "fp16",
-        "PLAIN": False,
-    }  # fmt: skip
 
 
 def integer_kernels(arch: int) -> Iterator[Row]:
@@ -441,11 +402,13 @@ def page(made: list[dict[str, Any]]) -> str:
 
 
 def made_for(arch: int) -> list[dict[str, Any]]:
-    kinds = [grouped_kernels, float_code_kernels, integer_kernels, attention_kernels, latent_kernels]
+    kinds = [grouped_kernels, integer_kernels, attention_kernels, latent_kernels]
     if arch == 90 or not QUICK:
-        kinds += [decoding_kernel, row_kernels, mask_kernels, recurrent_kernels, lora_kernels, gptq_kernels]
+        kinds += [row_kernels, mask_kernels, recurrent_kernels, lora_kernels, gptq_kernels]
     made = [kernel for kind in kinds for kernel in kind(arch)]
     made += expert_kernels(arch, compiled, described, launches, tensor_core)
+    made += float_code_kernels(arch, compiled, described, launches, tensor_core, is_split)
+    made += decoding_kernel(arch, compiled, described) if arch == 90 or not QUICK else ()
     return [kernel for kernel in made if kernel is not None]
 
 
