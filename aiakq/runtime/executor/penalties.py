@@ -161,6 +161,8 @@ class PenaltyTable:
     def __init__(self, rows: list[tuple[Penalties, list[int]]], vocab: int, device: torch.device) -> None:
         """rows: the penalties of a sequence, and its tokens, prompt and output, to which later ones are appended."""
         self._rows, self._vocab, self._device = rows, vocab, device
+        #: Whether the device has what was counted: not after a failure in between, such as lack of memory.
+        self._is_complete = True
         self._build()
 
     def _build(self) -> None:
@@ -194,7 +196,7 @@ class PenaltyTable:
         tokens: list[int] = []
         counts: list[float] = []
         rows: list[int] = []
-        must_build = False
+        must_build, self._is_complete = not self._is_complete, False
         for row, (penalties, token_ids) in enumerate(self._rows):
             start = self._starts[row]
             # Others may have counted tokens of the sequence, in steps in which it was not in the table.
@@ -214,6 +216,7 @@ class PenaltyTable:
             # In order, so that the last of several counts of a token is kept.
             self._index[numbers[0]] = numbers[1]
             self._added[numbers[0]] = on_device(torch.from_numpy(added), self._device)
+        self._is_complete = True
 
     def penalize(self, logits: Tensor) -> None:
         """Apply the penalties to ``logits`` [R + 1, V] float32, contiguous, in place; the last row is spare."""

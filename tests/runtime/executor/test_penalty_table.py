@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from aiakq.runtime.executor import penalties
 from aiakq.runtime.executor.penalties import Penalties, PenaltyTable
 from aiakq.runtime.executor.row_transforms import Outputs
 from aiakq.runtime.protocol.request import RequestSpec
@@ -46,3 +47,35 @@ def test_the_table_gives_what_each_row_gives_alone(params):
         if step % 30 == 10:  # a step without the table
             kept[1].occurred(Outputs(tokens[1][len(prompts[1]) :], 0))
         table.follow()
+
+
+@pytest.mark.parametrize("appended", [1, 60])
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_failure_between_counting_and_writing_is_made_up_for(failing, appended, monkeypatch):
+    """One token is written into the table, and sixty need a new one; then the step runs again."""
+    rows = [(penalties_of(PARAMS[1], [5, 9, 5]), [5, 9, 5]), (penalties_of(PARAMS[2], [7]), [7])]
+    table = PenaltyTable(rows, VOCAB, torch.device("cpu"))
+    on_device, calls = penalties.on_device, []
+
+    def once(*arguments):
+        calls.append(arguments)
+        if len(calls) == failing:
+            raise torch.OutOfMemoryError
+        return on_device(*arguments)
+
+    for _, tokens in rows:
+        tokens += range(20, 20 + appended)
+    monkeypatch.setattr(penalties, "on_device", once)
+    with pytest.raises(torch.OutOfMemoryError):
+        table.follow()
+    table.follow()
+    fresh = PenaltyTable(
+        [(penalties_of(PARAMS[1], [5, 9, 5]), rows[0][1]), (penalties_of(PARAMS[2], [7]), rows[1][1])],
+        VOCAB,
+        torch.device("cpu"),
+    )
+    logits = torch.randn(3, VOCAB)
+    expected = logits.clone()
+    table.penalize(logits)
+    fresh.penalize(expected)
+    assert torch.equal(logits[:2], expected[:2])
