@@ -36,9 +36,19 @@ def compare(arguments: ModelComparisonArguments, output: JsonArguments) -> None:
 
 def _show(document: Mapping[str, Any], cells: list[list[str]]) -> None:
     head, *rows = cells
-    grid = console.table(*head, left=(0, 1))
-    for row in rows:
-        grid.add_row(*map(console.plain, row))
+    grid = console.table(*head, left=[head.index(name) for name in ("model", "quantization") if name in head])
+    for name, (_, *others) in zip(_short_names([row[0] for row in rows]), rows, strict=True):
+        grid.add_row(*map(console.plain, (name, *others)))
     console.show(grid)
     for remark in document["remarks"]:
         wrapped(remark, "dim")
+
+
+def _short_names(paths: list[str]) -> list[str]:
+    """Return the last parts of paths, as many of each as tell them apart: the table has no space for folders."""
+    parts = [path.rstrip("/").split("/") for path in paths]
+    for count in range(1, max(map(len, parts), default=1)):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(set(paths)):
+            return names
+    return paths

@@ -6,6 +6,7 @@ import pytest
 
 from aiakq.bench.serve import template
 from aiakq.quantizers.report.records import LayerResult, QuantizeReport
+from aiakq.terminal.compare_models_command import _show
 from aiakq.terminal.tables import bench_result, quantize_report
 
 
@@ -30,3 +31,16 @@ def test_a_report_of_quantization_fits_into_80_columns(capsys, monkeypatch):
     out = capsys.readouterr().err
     assert max(map(len, out.splitlines())) <= 80
     assert "66.76 % (65.00 to 68.00 %)" in out and "+15.07 % (+12.00 to +18.00 %)" in out
+
+
+@pytest.mark.parametrize("others", [["awq", "4.6 MB"], ["4.6 MB"]])
+def test_compared_models_are_named_in_a_line_of_80_columns(others, capsys, monkeypatch):
+    """By the last parts of their paths, and numbers are not folded where a column is left out."""
+    monkeypatch.setenv("COLUMNS", "80")
+    head = ["model", *(["quantization", "size"] if len(others) > 1 else ["size"]), "bits", "KL", "95 %", "perplexity"]
+    numbers = ["4.25", "0.0136", "0.0130 to 0.0141", "62.59"]
+    folder = "/home/somebody/models/of/this/year/and/the/last"
+    _show({"remarks": []}, [head, *([f"{folder}/{name}", *others, *numbers] for name in ("first/awq", "second/awq"))])
+    lines = capsys.readouterr().err.splitlines()
+    [first] = [line for line in lines if "first/awq" in line]
+    assert "4.6 MB" in first and "0.0130 to 0.0141" in first and "somebody" not in "".join(lines)
