@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 _COMPUTED = re.compile(
     r"(.*\.)?(((maybe_)?rotary(_emb)?\.(inv_freq|(cos|sin)_cached))|(attention|attn)\.masked_bias|decoder\.version)"
 )
-_MASKS = (".attention.bias", ".attn.bias")
+_MASKS = (".attention.bias", ".attn.bias", ".attn.causal_mask")
 _NUMBERS = r"(global_|rcp_)?(scales?|scale_inv|scaling_factor|zero_points?|zeros|offset|a?max)"
 #: Scales for a quantized KV cache or quantized attention, as llm-compressor, ModelOpt, Quark, AutoRound, TensorRT-LLM
 #: and others name them. aiakq computes a scale for every token and head of an 8-bit cache, which is no less precise.

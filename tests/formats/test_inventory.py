@@ -283,6 +283,14 @@ def test_tensors_that_are_computed_again_may_be_there(tmp_path):
     assert differences(changed(FIXTURES / "gq-w3", tmp_path / "model", change)) == []
 
 
+def test_masks_that_codegen_stores_may_be_there(tiny_model, tmp_path):
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["transformer.h.0.attn.causal_mask"] = torch.ones(1, 1, 512, 512, dtype=torch.bool)
+
+    folder = changed(tiny_model("CodeGenForCausalLM"), tmp_path / "model", change)
+    load_model(EngineConfig.from_args({"model": str(folder), "device": "cpu"}))
+
+
 def test_inventory_of_arbitrary_names_and_shapes():
     """What a caller without a model of its own uses."""
     checkpoint = Checkpoint.open(FIXTURES / "gq-w3")

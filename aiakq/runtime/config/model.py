@@ -312,6 +312,8 @@ def _implied_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         every = raw.get("full_attention_interval") or 4
         return tuple("linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers))
+    if kind == "lfm2_moe":
+        raise error("model_malformed", file="config.json", reason="layer_types is missing")
     attention = raw.get("full_attn_idxs")
     if kind == "lfm2" and isinstance(attention, list):
         return tuple("full_attention" if layer in attention else "conv" for layer in range(layers))
@@ -320,11 +322,15 @@ def _implied_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
 
 def _repeated_kinds(types: Any, layers: int) -> tuple[str, ...]:
     """Return the kinds that GPT-Neo's lists of kinds [names, times] stand for. Raises ``model_malformed``."""
-    names = {"global": "full_attention", "local": "sliding_attention"}
-    if sum(len(each) * times for each, times in types) != layers:
+    kinds = {"global": "full_attention", "local": "sliding_attention"}
+    try:
+        found = tuple(kinds[name] for names, times in types for name in list(names) * min(times, layers + 1))
+    except (KeyError, TypeError, ValueError):
+        raise malformed("attention_types", types, "a list of [names, times], where names are global or local") from None
+    if len(found) != layers:
         reason = f"attention_types are those of another number of layers than {layers}"
         raise error("model_malformed", file="config.json", reason=reason)
-    return tuple(names[name] for each, times in types for name in list(each) * times)
+    return found
 
 
 def _window_is_off(raw: Mapping[str, object]) -> bool:

@@ -45,6 +45,12 @@ _DELTA_RULE: dict[str, Any] = {
 }
 #: Of families that always normalize the weights of the chosen experts.
 _NORMALIZED: dict[str, tuple[object, ...]] = {"norm_topk_prob": (True,)}
+#: Keys of Qwen3.5's files that transformers' class has not, with the values that it computes.
+_QWEN35: dict[str, tuple[object, ...]] = {
+    "attn_output_gate": (True,),
+    "mamba_ssm_dtype": ("float32",),
+    "output_gate_type": ("swish",),
+}
 _EXPERTS_ALIAS = {"num_experts": "num_local_experts"}
 
 SPARSE: dict[str, Family] = {
@@ -325,6 +331,7 @@ SPARSE: dict[str, Family] = {
             **ATTENTION_BIAS,
             **_DELTA_RULE,
         ),
+        fixed=_QWEN35,
         rotated=0.25,
         kinds=RECURRENT,
     ),
@@ -342,7 +349,7 @@ SPARSE: dict[str, Family] = {
             **_DELTA_RULE,
         ),
         aliases={"num_local_experts": "num_experts"},
-        fixed=_NORMALIZED,
+        fixed={**_QWEN35, **_NORMALIZED},
         rotated=0.25,
         kinds=RECURRENT,
     ),

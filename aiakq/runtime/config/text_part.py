@@ -45,7 +45,8 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, object]:
     kind = str(inside.get("model_type", ""))
     text = _completed(kind, inside)
     text |= {name: raw[name] for name in _SHARED if raw.get(name) is not None and text.get(name) is None}
-    if "tie_word_embeddings" not in inside and "tie_word_embeddings" in raw:
+    # transformers' classes have the output layer, and tie it as the outer config says; a stored one is used anyway.
+    if raw.get("tie_word_embeddings") or ("tie_word_embeddings" not in inside and "tie_word_embeddings" in raw):
         text["tie_word_embeddings"] = raw["tie_word_embeddings"]
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):

@@ -101,6 +101,27 @@ def test_sizes_that_transformers_refuses_are_refused(changes: dict[str, Any], sa
     assert said in str(refused(**changes))
 
 
+@pytest.mark.parametrize(
+    ("types", "said"),
+    [
+        ([[["sparse"], 3]], "attention_types is"),
+        ("global", "attention_types is 'global', not a list of [names, times]"),
+        ([[["global"], 2]], "another number of layers than 3"),
+        ([[["global"], 10**12]], "another number of layers than 3"),
+    ],
+)
+def test_attention_types_of_gpt_neo_are_checked(types: Any, said: str) -> None:
+    config = LLAMA | {"architectures": ["GPTNeoForCausalLM"], "model_type": "gpt_neo", "attention_types": types}
+    with pytest.raises(AiakqError) as caught:
+        ModelConfig.from_hf(config)
+    assert said in str(caught.value)
+
+
+def test_layer_types_of_lfm2_moe_are_needed() -> None:
+    with pytest.raises(AiakqError, match="layer_types is missing"):
+        ModelConfig.from_hf(LLAMA | {"architectures": ["Lfm2MoeForCausalLM"], "num_key_value_heads": 2})
+
+
 def test_windows_are_per_layer() -> None:
     def windows(model: str = "Qwen2", **values: Any) -> tuple[int | None, ...]:
         return ModelConfig.from_hf({**QWEN2, "architectures": [f"{model}ForCausalLM"], **values}).sliding_windows

@@ -89,6 +89,24 @@ def test_what_a_text_config_leaves_out_is_the_default_of_its_class():
     assert config.rope_of(6)[1] == {"rope_type": "default", "rope_theta": 1e4}
 
 
+def test_the_outer_config_ties_the_output_layer():
+    """As transformers saves Qwen3.5: a tied model has false inside."""
+    raw = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "tie_word_embeddings": True}
+    text = {"model_type": "qwen3_5_text", "hidden_size": 64, "num_hidden_layers": 4, "tie_word_embeddings": False}
+    assert ModelConfig.from_hf({**raw, "text_config": text}).tie_word_embeddings
+
+
+def test_keys_of_published_qwen35_are_understood():
+    """Keys that transformers' class does not have, and the values with which it computes."""
+    text = {"model_type": "qwen3_5_text", "hidden_size": 64, "num_hidden_layers": 4, "mtp_num_hidden_layers": 1}
+    text |= {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "output_gate_type": "swish"}
+    raw = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+    assert ModelConfig.from_hf({**raw, "text_config": text}).architecture == "Qwen3_5ForCausalLM"
+    for key, value in (("attn_output_gate", False), ("mamba_ssm_dtype", "bfloat16"), ("output_gate_type", "sigmoid")):
+        with pytest.raises(AiakqError, match=f"{key} = {value!r}"):
+            ModelConfig.from_hf({**raw, "text_config": {**text, key: value}})
+
+
 def test_impossible_values_inside_are_refused():
     text = {"model_type": "gemma3_text", "hidden_size": "many"}
     with pytest.raises(AiakqError) as caught:
