@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiakq.formats.compatibility import Readers
-from aiakq.formats.headers import BIAS
 from aiakq.formats.skipped_layers import hidden_layers
 from aiakq.registry import Registry
 from aiakq.spec import LayerSpec, QuantSpec
@@ -115,6 +114,8 @@ def described(headers: Headers, spec: QuantSpec, name: str) -> QuantSpec:
 
 def unplaced(headers: Headers, spec: QuantSpec, n: int, k: int) -> list[str]:
     """Return the suffixes of tensors of a linear of N x K, described by ``spec``, that it should not have."""
+    from aiakq.formats.headers import BIAS  # imported late, because it imports torch
+
     module = load(spec.format)
     placed = {BIAS, *module.packed_shapes(headers, spec, n, k), *getattr(module, "OPTIONAL", ())}
     return [suffix for suffix in headers if suffix not in placed]

@@ -21,9 +21,10 @@ _OUTPUT_LAYERS = ("lm_head", "embed_out")
 #: Target modules by model type if the config has none, as far as aiakq has the family; PEFT has no others.
 DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "llama", "llama4", "mistral"), ("q_proj", "v_proj")),
-    **dict.fromkeys(("gptj", "mixtral", "opt", "qwen2", "qwen3"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("gpt_neo", "gptj", "mixtral", "opt", "qwen2", "qwen3", "stablelm"), ("q_proj", "v_proj")),
     **dict.fromkeys(("bloom", "falcon"), ("query_key_value",)),
     **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
+    "codegen": ("qkv_proj",),
     "mpt": ("Wqkv",),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
 }
