@@ -341,6 +341,54 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "bos_token_id": 0, "eos_token_id": 1,
         },
     ),
+    "SeedOssForCausalLM": ("seed_oss", {**_LLAMA_LIKE, "head_dim": 48, "attention_out_bias": True}),
+    "Ernie4_5ForCausalLM": ("ernie4_5", {**_LLAMA_LIKE, "head_dim": 48, "use_bias": True}),
+    "Ernie4_5_MoeForCausalLM": (
+        "ernie4_5_moe",
+        {
+            **_LLAMA_LIKE, **_PAD, "num_hidden_layers": 3, "moe_num_experts": 6, "moe_k": 2,
+            "moe_intermediate_size": 128, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+            "moe_layer_end_index": 1, "use_bias": True,
+        },
+    ),
+    "MinistralForCausalLM": (
+        "ministral",
+        {**_LLAMA_LIKE, "head_dim": 48, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "Ministral3ForCausalLM": (
+        "ministral3",
+        {
+            **_LLAMA_LIKE, "head_dim": 48,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 32,
+                "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            },
+        },
+    ),
+    "Glm4MoeLiteForCausalLM": (
+        "glm4_moe_lite",
+        {**{name: each for name, each in {**_LLAMA_LIKE, **_LATENT}.items() if name != "first_k_dense_replace"},
+         "mlp_layer_types": ["dense", "sparse"]},
+    ),
+    "Dots1ForCausalLM": (
+        "dots1",
+        {
+            **_LLAMA_LIKE, "head_dim": 48, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2,
+            "moe_intermediate_size": 128, "first_k_dense_replace": 1, "attention_bias": True, "norm_topk_prob": True,
+            "sliding_window": 16, "max_window_layers": 1,
+        },
+    ),
+    "SolarOpenForCausalLM": (
+        "solar_open",
+        {
+            **_LLAMA_LIKE, "head_dim": 48, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1,
+            "moe_intermediate_size": 128, "attention_bias": True,
+        },
+    ),
+    "MiniMaxM2ForCausalLM": (
+        "minimax_m2",
+        {**_LLAMA_LIKE, "head_dim": 48, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16},
+    ),
     # The family that the example plugin adds (tests/plugins).
     "ArceeForCausalLM": ("arcee", {**_LLAMA_LIKE, "tie_word_embeddings": False}),
     "GPTNeoXForCausalLM": (

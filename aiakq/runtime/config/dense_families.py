@@ -331,4 +331,41 @@ DENSE: dict[str, Family] = {
         unread=frozenset({"attention_layers"}),
         rotary=False,
     ),
+    "seed_oss": Family(
+        llama_keys(
+            intermediate_size=27648,
+            num_key_value_heads=8,
+            head_dim=128,
+            max_position_embeddings=524288,
+            attention_bias=True,
+            attention_out_bias=False,
+            mlp_bias=False,
+        )
+    ),
+    "ernie4_5": Family(
+        llama_keys(
+            intermediate_size=3072,
+            num_key_value_heads=2,
+            head_dim=128,
+            max_position_embeddings=131072,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            use_bias=False,
+        ),
+        theta=5e5,
+    ),
+    "ministral": Family(
+        llama_keys(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=131072, **WINDOW)
+    ),
+    "ministral3": Family(
+        llama_keys(
+            intermediate_size=14336,
+            num_key_value_heads=8,
+            head_dim=128,
+            max_position_embeddings=262144,
+            rms_norm_eps=1e-5,
+            sliding_window=None,
+        ),
+        rope_keys=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
+    ),
 }

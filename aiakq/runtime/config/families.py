@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from aiakq.runtime.config.dense_families import DENSE
 from aiakq.runtime.config.family_keys import Family
+from aiakq.runtime.config.shared_experts_families import SHARED_EXPERTS
 from aiakq.runtime.config.sparse_families import SPARSE
 
-FAMILIES: Mapping[str, Family] = {**DENSE, **SPARSE}
+FAMILIES: Mapping[str, Family] = {**DENSE, **SPARSE, **SHARED_EXPERTS}

@@ -30,6 +30,7 @@ class Family:
     rotary    whether positions are rotary: rope_parameters and its older spellings are keys.
     theta     base of the rotary frequencies in a file without one.
     rotated   the part of each head that is rotated in a file without ``partial_rotary_factor``; None: all of it.
+    rope_keys keys of rope_parameters that only this family has.
     kinds     kinds of layers besides full attention.
     period    every so manieth layer has full attention and the others a window, unless the file says otherwise.
     """
@@ -41,6 +42,7 @@ class Family:
     rotary: bool = True
     theta: float = 10000.0
     rotated: float | None = None
+    rope_keys: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset({"sliding_attention"})
     period: int | None = None
 

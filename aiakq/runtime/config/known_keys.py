@@ -39,6 +39,10 @@ _MODEL_TYPES = {
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "Lfm2MoeForCausalLM": "lfm2_moe",
     "GPTNeoForCausalLM": "gpt_neo",
+    "SeedOssForCausalLM": "seed_oss",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "SolarOpenForCausalLM": "solar_open",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
 }
 #: Read for every family: what it is, its weights, and lengths that only limit the context.
 _ALWAYS = frozenset(
@@ -79,7 +83,7 @@ _ROTARY_NUMBERS = frozenset(
     {
         *("rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings", "low_freq_factor"),
         *("high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "grows_from"),
-        *("short_mscale", "long_mscale"),
+        *("short_mscale", "long_mscale", "llama_4_scaling_beta"),
     }
 )
 #: Keys of MPT's attention that are computed with, refused by its model, or read by no model of transformers.
@@ -135,7 +139,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         *("gradient_checkpointing*", "label_smoothing*", "*learning_rate*", "weight_decay*", "train*", "pretraining_*"),
         *("pretrain_*", "*warmup*", "optimizer*", "seed", "freeze_*", "z_loss*", "router_z*", "ignore_index", "lr_*"),
         *("rescale_prenorm_residual", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank"),
-        *("input_jitter_noise", "max_train*", "neftune*", "lora_*", "peft*", "num_train*", "mlp_lr*", "sft_*"),
+        *("*_jitter_noise", "max_train*", "neftune*", "lora_*", "peft*", "num_train*", "mlp_lr*", "sft_*"),
     ),
     "it selects what transformers returns": (
         *("output_*", "return_dict*", "use_return_dict", "keys_to_ignore*", "num_logits_to_keep"),
@@ -358,9 +362,11 @@ def _check(key: str, value: object, family: Family, kind: str) -> None:
 
 def _check_nested(key: str, values: Mapping[str, object], kind: str) -> None:
     """Raise ``config_key_unsupported`` for a key of an object in config.json that is not understood."""
+    family = FAMILIES.get(kind)
+    known = _NESTED[key] if family is None else _NESTED[key] | family.rope_keys
     for name, value in values.items():
         _check_rotary(name, value)
-        if name in _NESTED[key] or _is_off(name, value) or without_effect(name):
+        if name in known or _is_off(name, value) or without_effect(name):
             continue
         if isinstance(value, Mapping):  # parameters of a kind of layers
             _check_nested(key, value, kind)

@@ -24,7 +24,18 @@ _SCALINGS: Mapping[str, Mapping[str, object]] = {
         "beta_slow": 1.0,
         "truncate": False,
         "original_max_position_embeddings": 4096,
-    }
+    },
+    "ministral3": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 16384,
+        "llama_4_scaling_beta": 0.1,
+    },
 }
 #: Parameters that a scaling type cannot do without.
 _NEEDED: Mapping[str, tuple[str, ...]] = {

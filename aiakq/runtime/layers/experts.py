@@ -35,18 +35,26 @@ class SoftmaxRouting:
     scale      factor on the weights.
     groups     (number of expert groups, number of groups that a token's experts may be in): the groups with the largest
                maximum (DeepSeek-V2, arXiv:2405.04434).
+    correction    bias [E] float32 on the selection, or None (ERNIE 4.5).
+    smallest_sum  lower bound of the sum by which weights are normalized.
     """
 
     top_k: int
     normalize: bool
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
+    correction: Tensor | None = None
+    smallest_sum: float = 0.0
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """scores [T, E]; see Routing."""
         weights = _mask_groups(torch.softmax(scores, dim=-1), self.groups, top=1, fill=0.0)
-        weights, selected = weights.topk(self.top_k, dim=-1)
-        return _scaled(weights, self.normalize, self.scale), selected
+        if self.correction is None:
+            weights, selected = weights.topk(self.top_k, dim=-1)
+        else:
+            selected = (weights + self.correction).topk(self.top_k, dim=-1).indices
+            weights = weights.gather(-1, selected)
+        return _scaled(weights, self.normalize, self.scale, smallest_sum=self.smallest_sum), selected
 
 
 @dataclass(frozen=True)
@@ -90,9 +98,9 @@ def _mask_groups(weights: Tensor, groups: tuple[int, int], top: int, fill: float
     return grouped.masked_fill(mask.unsqueeze(-1), fill).flatten(-2)
 
 
-def _scaled(weights: Tensor, normalize: bool, scale: float, epsilon: float = 0.0) -> Tensor:
+def _scaled(weights: Tensor, normalize: bool, scale: float, epsilon: float = 0.0, smallest_sum: float = 0.0) -> Tensor:
     if normalize:
-        total = weights.sum(-1, keepdim=True)
+        total = weights.sum(-1, keepdim=True).clamp(min=smallest_sum)
         weights = weights / (total + epsilon if epsilon else total)
     return weights if scale == 1 else weights * scale
 

@@ -65,6 +65,15 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
         "StableLmForCausalLM": "aiakq.runtime.models.stablelm",
         "CodeGenForCausalLM": "aiakq.runtime.models.codegen",
         "GPTNeoForCausalLM": "aiakq.runtime.models.gpt_neo",
+        "SeedOssForCausalLM": "aiakq.runtime.models.seed_oss",
+        "Ernie4_5ForCausalLM": "aiakq.runtime.models.ernie4_5",
+        "Ernie4_5_MoeForCausalLM": "aiakq.runtime.models.ernie4_5",
+        "MinistralForCausalLM": "aiakq.runtime.models.ministral",
+        "Ministral3ForCausalLM": "aiakq.runtime.models.ministral",
+        "Glm4MoeLiteForCausalLM": "aiakq.runtime.models.deepseek",
+        "Dots1ForCausalLM": "aiakq.runtime.models.dots1",
+        "SolarOpenForCausalLM": "aiakq.runtime.models.glm4_moe",
+        "MiniMaxM2ForCausalLM": "aiakq.runtime.models.minimax_m2",
     },
 )
 

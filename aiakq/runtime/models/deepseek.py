@@ -1,5 +1,5 @@
-"""DeepSeek-V2 and V3: multi-head latent attention, dense layers, then layers with grouped and shared experts
-(arXiv:2405.04434, arXiv:2412.19437).
+"""DeepSeek-V2 and V3, GLM-4.7-Flash: multi-head latent attention, dense layers, then layers with grouped and shared
+experts (arXiv:2405.04434, arXiv:2412.19437).
 """
 
 from __future__ import annotations
@@ -138,7 +138,22 @@ class DeepseekV3Builder(DeepseekBuilder):
     }
 
 
+class Glm4MoeLiteBuilder(DeepseekBuilder):
+    """GLM-4.7-Flash: DeepSeek-V3 with dense layers where ``mlp_layer_types`` says so, by default the first."""
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer has a dense MLP."""
+        kinds = self.raw.get("mlp_layer_types")
+        return kinds[layer] == "dense" if kinds else layer == 0
+
+
+_BUILDERS: Mapping[str, type[DeepseekBuilder]] = {
+    "DeepseekV2ForCausalLM": DeepseekV2Builder,
+    "DeepseekV3ForCausalLM": DeepseekV3Builder,
+    "Glm4MoeLiteForCausalLM": Glm4MoeLiteBuilder,
+}
+
+
 def build(config: ModelConfig, weights: Weights) -> Decoder:
-    """DeepseekV2ForCausalLM or DeepseekV3ForCausalLM from ``weights``. Raises ``unsupported``."""
-    second = config.architecture == "DeepseekV2ForCausalLM"
-    return (DeepseekV2Builder if second else DeepseekV3Builder)(config, weights).build()
+    """One of the architectures of ``_BUILDERS`` from ``weights``. Raises ``unsupported``."""
+    return _BUILDERS[config.architecture](config, weights).build()

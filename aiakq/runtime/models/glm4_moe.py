@@ -1,6 +1,9 @@
-"""GLM-4.5 and 4.6: Llama with biases in the QKV projection, and experts with grouped sigmoid routing."""
+"""GLM-4.5 to 4.7, and Solar Open: Llama with biases in the QKV projection, and experts with grouped sigmoid routing."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.decoder import Decoder, Weights
@@ -18,6 +21,14 @@ class Glm4MoeBuilder(SharedExpertsBuilder):
         self.has_head_norms = bool(config.raw.get("use_qk_norm", False))
 
 
+class SolarOpenBuilder(Glm4MoeBuilder):
+    """Solar Open: experts in every layer, whole heads rotated."""
+
+    rotates_parts = False
+    defaults: ClassVar[Mapping[str, Any]] = {"first_k_dense_replace": 0}
+
+
 def build(config: ModelConfig, weights: Weights) -> Decoder:
-    """Glm4MoeForCausalLM from ``weights``."""
-    return Glm4MoeBuilder(config, weights).build()
+    """Glm4MoeForCausalLM or SolarOpenForCausalLM from ``weights``."""
+    is_solar = config.architecture == "SolarOpenForCausalLM"
+    return (SolarOpenBuilder if is_solar else Glm4MoeBuilder)(config, weights).build()

@@ -31,7 +31,7 @@ class SharedExpertsBuilder(DecoderBuilder):
     def mlp(self, layer: int) -> MLP:
         """Return routed and shared experts, or a dense MLP in the first layers."""
         config, raw, prefix = self.config, self.raw, self.layer_name(layer, "mlp")
-        if layer < raw["first_k_dense_replace"]:
+        if self.is_dense(layer):
             return super().mlp(layer)
         count, width = size(raw, "n_routed_experts"), size(raw, "moe_intermediate_size")
         names = ("gate_proj", "up_proj", "down_proj")
@@ -41,6 +41,10 @@ class SharedExpertsBuilder(DecoderBuilder):
         shared = width * (raw.get("n_shared_experts") or 1)
         sparse.shared = gated(config, self.weights, f"{prefix}.shared_experts", shared, self.mlp_bias)
         return sparse
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer has a dense MLP."""
+        return bool(layer < self.raw["first_k_dense_replace"])
 
     def routing(self, router: str, count: int) -> Routing:
         """Return the routing of the module ``router`` over ``count`` experts. Raises ``model_malformed``."""

@@ -135,7 +135,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe": {**HEADS, **EXPERTS},
         "qwen3_next": {**HEADS, **EXPERTS, **LINEAR},
         "recurrent_gemma": {"lru_width": 128, "attention_window_size": 24, **HEADS, "num_hidden_layers": 3},
-        "rwkv": {}, "seed_oss": HEADS, "smollm3": FOUR, "solar_open": {**HEADS, **EXPERTS}, "stablelm": {},
+        "rwkv": {}, "seed_oss": HEADS, "smollm3": FOUR, "solar_open": {**HEADS, **EXPERTS, "first_k_dense_replace": 0}, "stablelm": {},
         "starcoder2": {}, "vaultgemma": {**HEADS, **WINDOW},
         "xglm": {"d_model": 128, "attention_heads": 4, "num_layers": 2, "ffn_dim": 256}, "xlstm": {}, "youtu": LATENT,
         "dots1": {**HEADS, **EXPERTS},
