@@ -74,7 +74,8 @@ SERVED: dict[str, dict[str, Any]] = {
     "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba2": {"num_heads": 32, "head_dim": 4, "state_size": 16, "n_groups": 1, "chunk_size": 16},
     "ministral": {**HEADS, "sliding_window": 8}, "ministral3": HEADS, "glm4_moe_lite": {**EXPERTS, **LATENT},
-    "solar_open": {**EXPERTS, **HEADS, "first_k_dense_replace": 0}, "stablelm": {}, "codegen": {**GPT2, "rotary_dim": 16},
+    "solar_open": {**EXPERTS, **HEADS, "first_k_dense_replace": 0}, "stablelm": {},
+    "codegen": {**GPT2, "rotary_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4, "window_size": 8},
 }  # fmt: skip
 #: What is written is for other programs, and the report says so.

@@ -23,13 +23,14 @@ class ProjectionStep(Protocol):
 
 
 class ProjectionNorms:
-    """Norms over all query heads and over all key heads of a token together (OLMo 2).
+    """Norms of queries and keys: of all heads of a token together (OLMo 2), or one of its own for each head (Cohere).
 
-    widths  number of columns of the queries and of the keys.
+    norms   queries' first.
+    widths  number of columns of each norm.
     """
 
-    def __init__(self, q_norm: Norm, k_norm: Norm, widths: tuple[int, int], ops: Ops) -> None:
-        self._norms, self._widths, self._copy = (q_norm, k_norm), widths, ops.scaling()
+    def __init__(self, norms: Sequence[Norm], widths: Sequence[int], ops: Ops) -> None:
+        self._norms, self._widths, self._copy = norms, widths, ops.scaling()
 
     def __call__(self, qkv: Tensor, positions: Tensor) -> None:
         """See ProjectionStep: qkv [T, (H + 2 Hkv) D]."""

@@ -1,7 +1,7 @@
 """Command R (Cohere): layer norms without biases, parallel blocks, interleaved rotary embedding, scaled logits.
 
-
-Command R7B (Cohere 2) has sliding windows, except in every fourth layer, which has no rotary embedding.
+Command R+ has layer norms of heads besides. Command R7B (Cohere 2) has sliding windows, except in every fourth layer,
+which has no rotary embedding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.models.builder import DecoderBuilder, unsupported
+from aiakq.runtime.layers.attention import ProjectionNorms, ProjectionStep
+from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Decoder, DecoderLayer, ParallelBlock, Rescale, Weights
 
 
@@ -39,6 +40,17 @@ class CohereBuilder(DecoderBuilder):
         full = self.config.layer_kinds[layer] == "full_attention"
         return None if second and full else super().rotary(layer)
 
+    def before_attention(self, layer: int) -> list[ProjectionStep]:
+        """Return the layer norms of the heads of queries and keys, which have a weight [D] each."""
+        config = self.config
+        if not config.raw.get("use_qk_norm"):
+            return []
+        D, norms = config.head_dim, []
+        for name, heads in ((self.names.q_norm, config.num_heads), (self.names.k_norm, config.num_kv_heads)):
+            weights = self.weights.tensor(f"{self.layer_name(layer, name)}.weight", heads, D)
+            norms += [self.ops.layer_norm(weight.contiguous(), None, config.norm_eps) for weight in weights]
+        return [ProjectionNorms(norms, [D] * len(norms), self.ops)]
+
     def block(self, layer: int) -> DecoderLayer:
         """One layer."""
         norm = self.norm(self.layer_name(layer, "input_layernorm"))
@@ -50,8 +62,5 @@ class CohereBuilder(DecoderBuilder):
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
-    """CohereForCausalLM and Cohere2ForCausalLM from ``weights``. Raises ``unsupported``."""
-    if config.raw.get("use_qk_norm"):
-        reason = "every head of its queries and keys has a layer norm of its own (use_qk_norm)"
-        raise unsupported(config, reason)
+    """CohereForCausalLM and Cohere2ForCausalLM from ``weights``."""
     return CohereBuilder(config, weights).build()

@@ -20,7 +20,7 @@ class ProjectionNormBuilder(DecoderBuilder):
         queries, keys, _ = self.qkv_widths()
         q_norm = self.norm(self.layer_name(layer, self.names.q_norm), queries)
         k_norm = self.norm(self.layer_name(layer, self.names.k_norm), keys)
-        return [ProjectionNorms(q_norm, k_norm, (queries, keys), self.ops)]
+        return [ProjectionNorms([q_norm, k_norm], [queries, keys], self.ops)]
 
 
 class OutputNormBuilder(DecoderBuilder):

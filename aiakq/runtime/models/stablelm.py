@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from aiakq.kernels.ops.norm import Norm
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.models.builder import DecoderBuilder, unsupported
+from aiakq.runtime.layers.attention import ProjectionNorms, ProjectionStep
+from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Decoder, DecoderLayer, ParallelBlock, Weights
 
 
@@ -21,11 +22,19 @@ class StableLmBuilder(DecoderBuilder):
         """Return a layer norm with weight and bias."""
         return self.layer_norm(name, width)
 
+    def before_attention(self, layer: int) -> list[ProjectionStep]:
+        """Return the layer norms of the heads of queries and keys (StableLM 2 12B)."""
+        config = self.config
+        if not config.raw.get("qk_layernorm"):
+            return []
+        D, norms = config.head_dim, []
+        for name, heads in (("q_layernorm", config.num_heads), ("k_layernorm", config.num_kv_heads)):
+            names = [self.layer_name(layer, f"self_attn.{name}.norms.{head}.weight") for head in range(heads)]
+            norms += [self.ops.layer_norm(self.weights.tensor(each, D), None, config.norm_eps) for each in names]
+        return [ProjectionNorms(norms, [D] * len(norms), self.ops)]
+
     def block(self, layer: int) -> DecoderLayer:
-        """Return a layer. Raises ``unsupported`` for layer norms of each head (StableLM 2 12B)."""
-        if self.config.raw.get("qk_layernorm"):
-            reason = "its queries and keys have layer norms"
-            raise unsupported(self.config, reason)
+        """Return a layer."""
         if not self.config.raw.get("use_parallel_residual"):
             return super().block(layer)
         norm = self.norm(self.layer_name(layer, self.names.attention_norm))

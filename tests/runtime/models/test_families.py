@@ -230,6 +230,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"residual_multiplier": 0.0, "attention_multiplier": 0.0},
         {},
     ),
+    "cohere with norms of heads": ("CohereForCausalLM", {"use_qk_norm": True}, {}),
+    "stablelm with norms of heads": ("StableLmForCausalLM", {"qk_layernorm": True}, {}),
     "exaone4 without windows": (
         "Exaone4ForCausalLM",
         {"sliding_window": None, "layer_types": ["full_attention"] * 4},
