@@ -123,6 +123,10 @@ class QuantSpec:
         layer = self.layers[position][1]
         return None if layer is None else replace(self, layers=(), **vars(layer))
 
+    def names(self, name: str) -> bool:
+        """Whether ``ignore`` or ``layers`` says something about the linear ``name``."""
+        return any(self._position(index, name) is not None for index in (self._ignored, self._listed))
+
     # Lists may name every linear of a large model, so plain names are looked up and only patterns are matched.
     @cached_property
     def _ignored(self) -> tuple[dict[str, int], list[tuple[int, str]]]:

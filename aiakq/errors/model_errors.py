@@ -94,6 +94,11 @@ FOLDER_ERRORS = {
         "config.json has {key} = {value}, which is not supported: {reason}.",
         "If it has no effect on the answers, remove it from the file, or use --hf-overrides '{{\"{key}\": null}}'.",
     ),
+    "text_model_unnamed": ErrorKind(
+        "config.json does not say which language model is inside the {outer}: its text_config has no model_type.",
+        "Take config.json of the original release, or give the family of the language model: "
+        '--hf-overrides \'{{"text_config": {{"model_type": "llama"}}}}\'.',
+    ),
     "model_unsupported": ErrorKind(
         "The architecture {architecture} is not supported: {reason}.",
         "Native families: {known}; other decoder-only models work through --model-impl transformers if "

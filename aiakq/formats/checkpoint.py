@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aiakq import formats
 from aiakq.errors import AiakqError, error
-from aiakq.formats import quantization_config, unread_formats
+from aiakq.formats import quantization_config, text_names, unread_formats
 from aiakq.formats.checks import check_activation_factors, derive_group_size, finite, mismatch
 from aiakq.formats.foreign_folder import MISTRAL, ForeignTensors, foreign_tensors
 from aiakq.formats.headers import Dimensions
@@ -316,18 +316,16 @@ class Checkpoint:
         """Return the tensor that a model calls ``name``: files may lack the outermost module, have one more, or
         hold the text model inside a multimodal one.
         """
-        return next((spelling for spelling in _spellings(name) if spelling in self.inventory), None)
+        return next((spelling for spelling in text_names.spellings(name) if spelling in self.inventory), None)
 
     @cached_property
     def beside_text(self) -> frozenset[str]:
         """Return the tensors of a multimodal checkpoint that are not part of its text model; empty for others."""
-        text = [prefix for prefix in _TEXT_PREFIXES if any(name.startswith(prefix) for name in self.inventory)]
-        kept = (*text, "lm_head.")
-        return frozenset(name for name in self.inventory if text and not name.startswith(kept))
+        return text_names.beside_text(self.inventory, self.config)
 
     def locate_linear(self, name: str) -> str | None:
         """Return the packed linear that a model calls ``name``; see ``locate``."""
-        return next((spelling for spelling in _spellings(name) if spelling in self._linear_set), None)
+        return next((spelling for spelling in text_names.spellings(name) if spelling in self._linear_set), None)
 
     @cached_property
     def _linear_set(self) -> frozenset[str]:
@@ -390,7 +388,8 @@ class Checkpoint:
         ``format_unsupported`` if they do not tell what it is then.
         """
         assert self.spec is not None, "an unquantized checkpoint has no packed linears"
-        spec = self.spec.for_layer(prefix)
+        names = (prefix, *(text_names.other_names(prefix) if self.beside_text else ()))
+        spec = self.spec.for_layer(next((name for name in names if self.spec.names(name)), prefix))
         if spec is None:
             if formats.needs_config(self.spec):
                 reason = f"layers of several kinds, and a config that leaves out {prefix:.200}, which is quantized"
@@ -431,17 +430,3 @@ class Checkpoint:
             stream.close()
         self._streams.clear()
         self._mappings.clear()
-
-
-#: Prefixes of the text model in multimodal checkpoints.
-_TEXT_PREFIXES = ("model.language_model.", "language_model.")
-
-
-#: Names of the module around all of a model but its head, which files written without the head leave out.
-_BASES = ("model.", "transformer.", "backbone.")
-
-
-def _spellings(name: str) -> tuple[str, ...]:
-    base = next((base for base in _BASES if name.startswith(base)), "model.")
-    inner = name.removeprefix(base)
-    return name, inner, base + name, f"model.language_model.{inner}", f"language_model.{name}"

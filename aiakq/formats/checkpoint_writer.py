@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -40,7 +40,8 @@ class CheckpointWriter:
     ``commit`` writes what was added since the last commit, so that memory holds one step at a time. With a
     ``fingerprint`` of the work and ``resume``, steps committed by an earlier run with the same fingerprint are reused
     (``steps``), and are kept again if this run fails. ``beside`` names a safetensors file for tensors that are
-    not the model's (``add_beside``); it is written even if there are none.
+    not the model's (``add_beside``); it is written even if there are none. ``file_name`` returns what the checkpoint
+    calls a tensor that was added; until then, in ``read`` and ``replace``, it has the name with which it was added.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class CheckpointWriter:
         fingerprint: str = "",
         resume: bool = False,
         beside: str | None = None,
+        file_name: Callable[[str], str] = str,
     ) -> None:
         self._output = OutputFolder(output, inputs, overwrite)
         self.expected_bytes = expected_bytes
@@ -63,6 +65,7 @@ class CheckpointWriter:
         self.steps: list[CommittedStep] = []
         self._pending: dict[str, Tensor] = {}
         self._beside = beside
+        self._file_name = file_name
         self._pending_beside: dict[str, Tensor] = {}
         self._shards: list[tuple[Path, list[str]]] = []
         self._names: set[str] = set()
@@ -231,13 +234,13 @@ class CheckpointWriter:
 
     def _write_shards(self) -> None:
         """Join the files of the steps, in order, into files of at most ``max_shard_bytes`` (or one tensor)."""
-        plan: list[dict[str, Path]] = [{}]
+        plan: list[dict[str, tuple[Path, str]]] = [{}]
         filled = 0
         for name, (file, size) in self._places().items():
             if plan[-1] and filled + size > self.max_shard_bytes:
                 plan.append({})
                 filled = 0
-            plan[-1][name] = file
+            plan[-1][self._file_name(name)] = file, name
             filled += size
         for number, sources in enumerate(plan):
             path = self.folder / f"shard-{number:05d}"
@@ -259,7 +262,8 @@ class CheckpointWriter:
             return
         path = self.folder / self._beside
         path.parent.mkdir(exist_ok=True)
-        size, digest = write_file(path, LazyTensors({name: step.file for step in self.steps for name in step.beside}))
+        tensors = {self._file_name(name): (step.file, name) for step in self.steps for name in step.beside}
+        size, digest = write_file(path, LazyTensors(tensors))
         self._files[self._beside] = {"size": size, "sha256": digest}
 
     def _name_shards(self) -> None:

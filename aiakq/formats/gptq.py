@@ -56,6 +56,8 @@ QUANT_METHODS = ("gptq",)
 INPUT_ORDER = True
 #: Of the entries for single layers the first one counts, whether quantized or not.
 ORDERED_LAYERS = True
+#: Note of a QuantSpec: where transformers (optimum) looks for linears, if it would not find them by itself.
+PLACES_NOTE = "gptq_places"
 #: Config file of AutoGPTQ and contemporary tools.
 CONFIG_FILE = "quantize_config.json"
 
@@ -239,11 +241,12 @@ def to_config(spec: QuantSpec) -> dict[str, object]:
         "desc_act": spec.desc_act,
         "sym": spec.symmetric,
         "checkpoint_format": spec.format,
-        "lm_head": "lm_head" not in spec.ignore,
+        "lm_head": not any(map(_is_head, spec.ignore)),
         "true_sequential": True,
         "meta": {"quantizer": [f"aiakq:{spec.notes.get('version', '0')}"]},
     }
-    skipped = [name for name in spec.ignore if name != "lm_head"]
+    config |= spec.notes.get(PLACES_NOTE, {})
+    skipped = [name for name in spec.ignore if not _is_head(name)]
     entries: list[tuple[str, LayerSpec | None]] = [*((name, None) for name in skipped), *spec.layers]
     dynamic: dict[str, dict[str, Any]] = {}
     for pattern, layer in entries:
@@ -258,6 +261,11 @@ def to_config(spec: QuantSpec) -> dict[str, object]:
 def config_files(spec: QuantSpec) -> dict[str, object]:
     """Return JSON files that old readers look for beside config.json, by name."""
     return {CONFIG_FILE: to_config(spec)}
+
+
+def _is_head(name: str) -> bool:
+    """Whether a module is the output layer, of the model or of the language model inside it."""
+    return name in ("lm_head", "language_model.lm_head")
 
 
 def _regex(pattern: str) -> str:

@@ -92,7 +92,7 @@ def describe(names: Collection[str]) -> list[str]:
 def _module(name: str) -> str:
     """Return the outermost module of a tensor that is beside the model, or the layer that is."""
     layer = _LAYER.match(name)
-    if layer is not None:
-        return layer[0].removesuffix(".")
     first, _, rest = name.partition(".")
+    if layer is not None and first in _OUTERMOST and _BESIDE_TEXT.match(name) is None:
+        return layer[0].removesuffix(".")
     return f"{first}.{rest.partition('.')[0]}" if first in _OUTERMOST else first

@@ -52,6 +52,8 @@ VERBATIM_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
     "modules.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",

@@ -38,14 +38,15 @@ class CommittedStep:
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors by name, read from the step's file on each access and not cached."""
+    """Tensors by name, read on each access and not cached. ``sources``: the step's file, and the name in it."""
 
-    def __init__(self, sources: Mapping[str, Path]) -> None:
+    def __init__(self, sources: Mapping[str, tuple[Path, str]]) -> None:
         self.sources = sources
 
     def __getitem__(self, name: str) -> Tensor:
-        with safetensors.safe_open(self.sources[name], framework="pt", device="cpu") as handle:
-            tensor: Tensor = handle.get_tensor(name)
+        file, inside = self.sources[name]
+        with safetensors.safe_open(file, framework="pt", device="cpu") as handle:
+            tensor: Tensor = handle.get_tensor(inside)
         return tensor
 
     def __iter__(self) -> Iterator[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.lm_head import head_tensors
-from aiakq.quantizers.model.source import cast
 from aiakq.quantizers.prepared import Prepared
 from aiakq.quantizers.writing import written_names
 from aiakq.spec import QuantSpec
@@ -23,7 +22,7 @@ def copy_tensors(
         writer.add(name, tensor)
     done |= prepared.not_copied()
     for name, tensor in prepared.model.rest(done):
-        writer.add(name, cast(tensor, name, prepared.storage))
+        writer.add(name, tensor)
     writer.commit("rest", {"head": prepared.head_weights if head else 0})
 
 

@@ -91,6 +91,7 @@ class _Run:
             fingerprint=prepared.fingerprint(self.plan.spec),
             resume=options.resume,
             beside=prepared.file_beside,
+            file_name=prepared.model.renaming.to_file,
         ) as writer:
             resumed, entries = len(writer.steps), inherited_entries(prepared.source)
             loop = quantize_blocks(prepared, self.plan, writer, self.progress)

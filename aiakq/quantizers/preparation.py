@@ -13,6 +13,7 @@ import aiakq
 from aiakq.arguments.quantize import DTYPES
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.gptq import PLACES_NOTE
 from aiakq.formats.output_folder import check_output
 from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer
 from aiakq.quantizers.model.outer_layers import head_name
@@ -24,6 +25,7 @@ from aiakq.quantizers.prepared import Prepared, remember_files
 from aiakq.quantizers.readers import reader_notes
 from aiakq.quantizers.source_inventory import (
     check_checkpoint,
+    check_decoder,
     check_lora,
     check_source,
     dequantized_source,
@@ -56,11 +58,15 @@ def prepare(options: QuantizeOptions) -> Prepared:
     storage = _storage(options, checkpoint)
     checkpoint, remarks = dequantized_source(checkpoint, storage)
     model = SourceModel(checkpoint, storage, device, options.trust_remote_code, others=tuple(others))
+    check_decoder(options, model)
     model.merge(options.lora)
     config = model.config
     head = head_name(model)
     names = [shape.name for shape in model.linear_shapes()]
-    spec = plan_layers(options, options.spec(aiakq.__version__, model.other_linears()), names, head)
+    spec = options.spec(aiakq.__version__, model.other_linears())
+    if model.decoder:
+        spec = replace(spec, notes={**spec.notes, PLACES_NOTE: model.gptq_places()})
+    spec = plan_layers(options, spec, names, head)
     cut = plan_tensor_parallel(options, config.to_dict(), model.linear_shapes(), spec, gathered=is_native(model))
     if cut.widths:
         model = SourceModel(checkpoint, storage, device, options.trust_remote_code, cut.widths, tuple(others))
@@ -121,7 +127,8 @@ def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
         return _TORCH_DTYPES[DTYPES[options.dtype]]
     sizes: dict[str, int] = {}
     packed = {name for prefix in checkpoint.quantized_linears() for name in checkpoint.linear_tensors(prefix).values()}
-    for info in (info for name, info in checkpoint.inventory.items() if name not in packed):
+    left_out = packed | checkpoint.beside_text
+    for info in (info for name, info in checkpoint.inventory.items() if name not in left_out):
         sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
     commonest = max((name for name in sizes if name in _TORCH_DTYPES), key=sizes.__getitem__, default=None)
     if commonest is None:

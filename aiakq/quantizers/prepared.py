@@ -159,10 +159,15 @@ class Prepared:
         quantization = formats.load(spec.format).to_config(spec)
         word = DTYPE_WORDS[self.storage]
         config["dtype"] = word
-        if "torch_dtype" in config:  # read by transformers before 4.56
-            config["torch_dtype"] = word
-        if self.head is not None or self.model.separate_head or self.model.untied_head:
-            config["tie_word_embeddings"] = False
+        parts = [config]
+        if self.model.decoder and "text_config" in config:
+            parts.append(config["text_config"])
+            config["text_config"] = parts[1] = dict(parts[1])
+        for part in parts:
+            # torch_dtype is read by transformers before 4.56.
+            part |= {key: word for key in ("dtype", "torch_dtype") if key in part}
+            if self.head is not None or self.model.separate_head or self.model.untied_head:
+                part["tie_word_embeddings"] = False
         config["quantization_config"] = quantization
         self.cut.write_widths(config)
         scaled_before, before = has_scaled_inputs(config), config.get("aiakq")

@@ -18,7 +18,8 @@ def reader_notes(model: SourceModel, spec: QuantSpec, trust_remote_code: bool) -
         notes.append(f"{share:.0%} of the blocks' weights are not in linear layers and stay as they are.")
     readers = formats.reader_notes(spec, bool(model.experts.fused))
     architecture = type(model.model).__name__
-    reason = None if architecture in ARCHITECTURES else unservable(model.model.config, trust_remote_code)
+    native = bool(model.decoder) or architecture in ARCHITECTURES
+    reason = None if native else unservable(model.model.config, trust_remote_code)
     if reason is None:
         return notes + readers
     if model.experts.fused and readers or model.has_own_linears or not model.has_attention:

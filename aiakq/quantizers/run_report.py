@@ -10,6 +10,7 @@ from aiakq.errors import one_line
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.compressed_tensors_floats import preset
 from aiakq.formats.steps import CommittedStep
+from aiakq.quantizers.model.composite import pipeline_tag
 from aiakq.quantizers.model.experts import ExpertTokens, expert_warnings
 from aiakq.quantizers.prepared import DTYPE_WORDS, Prepared
 from aiakq.quantizers.recipe import Recipe
@@ -76,6 +77,7 @@ def build_report(
         notes=[
             *_float_notes(spec),
             *prepared.remarks,
+            *_decoder_note(prepared),
             *_adapter_note(prepared),
             *_rotation_notes(prepared),
             *prepared.cut.notes,
@@ -102,6 +104,16 @@ def _float_notes(spec: QuantSpec) -> list[str]:
     name = preset(layer)
     called = "" if name is None else f" llm-compressor calls this {name}."
     return [f"Activations {inputs}.{called}"]
+
+
+def _decoder_note(prepared: Prepared) -> list[str]:
+    decoder = prepared.model.decoder
+    if not decoder:
+        return []
+    return [
+        f"Of this multimodal model the decoder ({decoder}) was quantized, calibrated on text; all other tensors are "
+        "those of the original. Figures are of text, which is what aiakq runs it on."
+    ]
 
 
 def _adapter_note(prepared: Prepared) -> list[str]:
@@ -145,9 +157,10 @@ def write_report(
 
     A page or a card that cannot be made becomes a warning: the weights are done, and are published without it.
     """
+    tag = pipeline_tag(prepared.checkpoint.config)
     pages: dict[str, Callable[[], str]] = {
         PAGE_FILE: lambda: html_page(report),
-        card.CARD_FILE: lambda: card.text(report, prepared.options, prepared.source, inherited),
+        card.CARD_FILE: lambda: card.text(report, prepared.options, prepared.source, inherited, tag),
     }
     for name, make in pages.items():
         try:

@@ -24,7 +24,7 @@ from aiakq.runtime.models import ARCHITECTURES
 
 def is_native(model: SourceModel) -> bool:
     """Whether aiakq has a native model for this architecture."""
-    return type(model.model).__name__ in ARCHITECTURES
+    return bool(model.decoder) or type(model.model).__name__ in ARCHITECTURES
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> None:
@@ -50,6 +50,28 @@ def check_lora(options: QuantizeOptions, checkpoint: Checkpoint) -> None:
             reason="adapters of the original model do not fit its weights",
             hint="Quantize the original model with the adapter.",
         )
+
+
+def check_decoder(options: QuantizeOptions, model: SourceModel) -> None:
+    """Raise ``option_conflict`` for what would change a multimodal model's decoder but not the towers beside it."""
+    refused: list[tuple[str, bool, str, str]] = [
+        (
+            "--rotate",
+            options.rotate != "none",
+            "what its towers write into the decoder would have to be rotated with it",
+            "Leave it away.",
+        ),
+        (
+            "--lora",
+            options.lora is not None,
+            "adapters of such models may change the towers, which are copied as they are",
+            "Merge the adapter into the original first, with PEFT's merge_and_unload.",
+        ),
+    ]
+    for option, given, reason, hint in refused:
+        if model.decoder and given:
+            other = "a multimodal model, of which only the decoder is quantized"
+            raise error("option_conflict", option=option, other=other, reason=reason, hint=hint)
 
 
 def dequantized_source(checkpoint: Checkpoint, storage: torch.dtype) -> tuple[Checkpoint, list[str]]:

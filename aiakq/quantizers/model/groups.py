@@ -36,8 +36,9 @@ def block_linears(block: nn.Module) -> dict[str, nn.Linear]:
 
 
 def gates(block: nn.Module) -> list[str]:
-    """Return the names of the linears of a block that ``block_linears`` leaves out."""
-    return sorted(set(_linears(block)) - set(block_linears(block)))
+    """Return the names of the linears of a block, of any class, that ``block_linears`` leaves out."""
+    linears = {name for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+    return sorted(linears - set(block_linears(block)))
 
 
 def _linears(block: nn.Module) -> dict[str, nn.Linear]:

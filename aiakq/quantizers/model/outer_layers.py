@@ -129,10 +129,12 @@ def outside_modules(model: SourceModel) -> list[tuple[str, nn.Module]]:
 
 
 def _outside(model: SourceModel, part: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return names and modules of ``part``, the whole model or its base, that are not in the blocks."""
+    """Return names and modules of ``part``, the whole model or its base, that are not in the blocks, without what is
+    beside a multimodal model's decoder."""
     inside = model.blocks_name + "."
     prefix = "" if part is model.model else model.model.base_model_prefix
-    return [(name, module) for name, module in part.named_modules(prefix=prefix) if not name.startswith(inside)]
+    modules = part.named_modules(prefix=prefix)
+    return [(name, module) for name, module in modules if not name.startswith(inside) and not model.is_beside(name)]
 
 
 @contextmanager

@@ -6,7 +6,6 @@ cast to the dtype in which the output stores them, so that calibration sees the 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,17 @@ from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.model_folder import check_files
 from aiakq.formats.padded_widths import pad
 from aiakq.formats.separate_head import separate_head
+from aiakq.formats.text_names import Renaming, renaming
 from aiakq.quantizers.model.experts import unfuse_experts
 from aiakq.quantizers.model.groups import block_linears, gates
 from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, merged_weight
 from aiakq.quantizers.model.plain_linears import plain_linears, take_weight
 from aiakq.quantizers.model.shapes import LinearShape
+from aiakq.quantizers.model.skeleton import find_blocks, find_decoder, skeleton
 from aiakq.quantizers.rotation.rotation import Rotation, rotation_of
-from aiakq.runtime.config.model import check_config
+from aiakq.runtime.config.text_part import has_text_part, text_part
 from aiakq.runtime.hf.tensor_names import TensorNames
 from aiakq.runtime.lora.adapter_folder import LoraWeights
 
@@ -58,25 +58,38 @@ class SourceModel:
         self.widths = dict(widths or {})
         #: Name of an output layer that is stored and counts although config.json ties it to the embedding.
         self.separate_head = separate_head(checkpoint) if _says_tied(checkpoint.config) else ""
-        self.model = _skeleton(checkpoint, trust_remote_code, self.widths, tied=not self.separate_head)
+        self.model = skeleton(checkpoint, trust_remote_code, self.widths, tied=not self.separate_head)
         #: Whether it has linears of a custom class, which other programs do not replace by quantized ones.
         own = (module for module in self.model.modules() if isinstance(module, nn.Linear))
         self.has_own_linears = any(type(module) is not nn.Linear for module in own)
         #: Weights of linears that the checkpoint stores as [K, N].
         self._transposed = plain_linears(self.model)
         self.config = self.model.config.get_text_config()
-        self.blocks_name, self.blocks = _find_blocks(self.model)
+        #: Name of the decoder inside a multimodal model, the only part that is loaded and quantized; "" for others.
+        self.decoder, text = find_decoder(self.model, checkpoint.config)
+        head = self.model.get_output_embeddings()
+        heads = (f"{name}." for name, module in self.model.named_modules() if module is head)
+        self._text_modules = (f"{self.decoder}.", *heads)
+        self.blocks_name, self.blocks = find_blocks(text, self.decoder)
         self._renamed = _renamed(self.model, checkpoint)
         named = [(self.block_prefix(index), block) for index, block in enumerate(self.blocks)]
         self.experts = unfuse_experts(named, self.config.model_type)
-        self._quantized = set(checkpoint.quantized_linears())
         # transformers keeps embeddings outside the blocks under names of its own; only blocks must map one to one.
         self._source_names = {name: self._source_name(name) for name, _ in self.model.named_parameters()}
         self._source_names |= {name: self._source_name(name) for name, _ in self.model.named_buffers()}
+        split = self.experts.fused
+        named_in_file = {name: source for name, source in self._source_names.items() if source and name not in split}
+        #: How the file spells the prefix of a multimodal model's decoder.
+        self.renaming = renaming(f"{self.decoder}.", named_in_file) if self.decoder else Renaming()
+        self._quantized = {self.renaming.to_model(name): name for name in checkpoint.quantized_linears()}
         self._module_names: dict[str, list[str]] = {}
         for name, source in self._source_names.items():
             if source is not None:
                 self._module_names.setdefault(source, []).append(name)
+        for name, module in self.model.named_modules():
+            if self.is_beside(name):  # nothing is loaded there, but models look at parameters for their device
+                empty = nn.Parameter(torch.empty(0, device=device), requires_grad=False)
+                module._parameters = {key: None if each is None else empty for key, each in module._parameters.items()}
         self.adapter: MergedAdapter | None = None
         self._adapted: dict[str, LoraWeights] = {}
         self.rotation: Rotation | None = None
@@ -162,7 +175,7 @@ class SourceModel:
         return source
 
     def rest(self, done: Container[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield every tensor of the checkpoint except ``done``, under a name that every loader knows.
+        """Yield every tensor of the checkpoint except ``done`` as it is stored, under a name that every loader knows.
 
         That is the model's name, or the checkpoint's own if transformers has a rule for it or the model has none. A
         tensor that holds several linears (fused experts) is split into parts, each of which may be in ``done``; it is
@@ -175,26 +188,29 @@ class SourceModel:
             fused = any(name in self.experts.fused for name in names)
             whole = fused and not self.experts.transformers_reads and not any(name in done for name in names)
             if whole and not any(map(self._is_rotated, names)):
-                yield source, self.checkpoint.tensor(source)
+                yield source, cast(self.checkpoint.tensor(source), source, self.storage)
                 continue
             for name in names:
                 stored_name = self.stored_name(name)
                 if name in done or stored_name in done:
                     continue
-                if self._is_rotated(name):
-                    value = self.value(name)
-                    yield stored_name, value.T.contiguous() if name in self._transposed else value
-                else:
-                    yield stored_name, self._tensor(name, source, shapes.get(name))
+                if self.is_beside(name):
+                    yield source, self.checkpoint.tensor(source)  # bit for bit
+                    continue
+                value = self.value(name) if self._is_rotated(name) else self._tensor(name, source, shapes.get(name))
+                turned = self._is_rotated(name) and name in self._transposed
+                yield stored_name, cast(value.T.contiguous() if turned else value, stored_name, self.storage)
 
     def used_tensors(self) -> set[str]:
         """Return the checkpoint's names of the tensors that the model reads."""
         return set(self._module_names)
 
     def stored_name(self, name: str) -> str:
-        """Return the output's name of the model's tensor ``name``: its own, or the checkpoint's if transformers has a
-        rule for that."""
+        """Return the output's name of the model's tensor ``name``, before ``renaming``: its own, or the checkpoint's if
+        transformers has a rule for that."""
         source = self._source_names.get(name)
+        if source is not None and source == self.renaming.to_file(name):
+            return name  # it is spelled as in the file when it is written
         ruled = name not in self.experts.fused and self._renamed.get(self.experts.own_name(name)) == source
         return source if ruled and source is not None else name
 
@@ -218,7 +234,7 @@ class SourceModel:
     def stored_tensors(self, linear: str, has_bias: bool) -> set[str]:
         """Return the checkpoint's names of the tensors that hold a linear, which it may share with others."""
         if linear in self._quantized:
-            return set(self.checkpoint.linear_tensors(linear).values())
+            return set(self.checkpoint.linear_tensors(self._quantized[linear]).values())
         return {self.source_name(f"{linear}.{last}") for last in ("weight", *(("bias",) if has_bias else ()))}
 
     def linear_shapes(self) -> list[LinearShape]:
@@ -240,11 +256,23 @@ class SourceModel:
             if isinstance(module, nn.Linear) and not name.startswith(inside)
         ] + [f"{self.block_prefix(index)}.{name}" for index, block in enumerate(self.blocks) for name in gates(block)]
 
+    def gptq_places(self) -> dict[str, object]:
+        """Return what a GPTQ config says about the blocks, and about the linears in them if others are left out."""
+        places: dict[str, object] = {"block_name_to_quantize": self.blocks_name}
+        if any(map(gates, self.blocks)):
+            names = {name for block in self.blocks for name in block_linears(block)}
+            places["modules_in_block_to_quantize"] = [sorted(names)]
+        return places
+
     def unquantized_share(self) -> float:
         """Return the fraction of the blocks' parameters that is not in linears (mostly fused experts)."""
         total = sum(parameter.numel() for parameter in self.blocks.parameters())
         inside = sum(linear.weight.numel() for block in self.blocks for linear in block_linears(block).values())
         return 1 - inside / max(total, 1)
+
+    def is_beside(self, name: str) -> bool:
+        """Whether the model's module or tensor ``name`` is not of a multimodal model's decoder or output layer."""
+        return bool(self.decoder) and not f"{name}.".startswith(self._text_modules)
 
     # --- weights --------------------------------------------------------------------------------------------------
 
@@ -270,8 +298,9 @@ class SourceModel:
         """Fill a linear that is quantized in the checkpoint with the dequantized weight; False if it is not."""
         if not isinstance(module, nn.Linear) or name not in self._quantized:
             return False
-        self.checkpoint.shapes[name] = (module.out_features, module.in_features)
-        take_weight(module, self.checkpoint.read_linear(name), self.device)
+        stored = self._quantized[name]
+        self.checkpoint.shapes[stored] = (module.out_features, module.in_features)
+        take_weight(module, self.checkpoint.read_linear(stored), self.device)
         return True
 
     def _is_rotated(self, name: str) -> bool:
@@ -345,45 +374,8 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
 
 def _says_tied(config: Mapping[str, object]) -> bool:
     """Whether config.json may tie the output layer to the embedding; some families do so without saying it."""
-    return config.get("tie_word_embeddings") is not False
-
-
-def _skeleton(
-    checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[str, tuple[int, int]], tied: bool
-) -> Any:
-    """Create the model's class with meta weights and real buffers, its MLPs padded to ``widths``.
-
-    tied  False if the output layer is not tied to the embedding, whatever the config says.
-    """
-    import transformers
-    from accelerate import init_empty_weights
-
-    check_files(checkpoint.path)
-    config_json = checkpoint.config
-    check_config(config_json, len(checkpoint.inventory))
-    known = str(config_json.get("model_type")) in transformers.CONFIG_MAPPING
-    if not known and not trust_remote_code:
-        if config_json.get("auto_map"):
-            raise error("remote_code", path=str(checkpoint.path))
-        raise _unsupported(str(config_json.get("model_type")), "transformers does not know it")
-    try:
-        config = transformers.AutoConfig.from_pretrained(
-            checkpoint.path, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-        if not tied:
-            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
-        for key, (_, new) in widths.items():
-            setattr(config.get_text_config(), key, new)
-        with init_empty_weights(include_buffers=False):
-            model = transformers.AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, trust_remote_code=trust_remote_code
-            )
-    except Exception as problem:
-        # Classes of configs and models may raise anything for a wrong value.
-        reason = " ".join(str(problem).split()[:40]).rstrip(".") or type(problem).__name__
-        architecture = (config_json.get("architectures") or [config_json.get("model_type")])[0]
-        raise _unsupported(architecture, f"transformers cannot build it: {reason}") from problem
-    return model.eval()
+    inside = text_part(config) if has_text_part(config) else config
+    return inside.get("tie_word_embeddings") is not False
 
 
 def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
@@ -396,31 +388,3 @@ def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
         for own, source in source_names.items()
         if own is not None and own.removeprefix(base) != source.removeprefix(base)
     }
-
-
-def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The decoder blocks: the longest list of equal modules that hold linears."""
-    best: tuple[str, nn.ModuleList] | None = None
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList) or not len(module):
-            continue
-        if not all(block_linears(child) for child in module):
-            continue
-        if len({type(child) for child in module}) != 1 and not all(map(_takes_hidden_states, module)):
-            continue
-        if best is not None and name.startswith(best[0] + "."):  # a list inside a block, like experts
-            continue
-        if best is None or len(module) > len(best[1]):
-            best = (name, module)
-    if best is None:
-        raise _unsupported(type(model).__name__, "no decoder blocks with linear layers were found in it")
-    return best
-
-
-def _takes_hidden_states(module: nn.Module) -> bool:
-    return "hidden_states" in inspect.signature(module.forward).parameters
-
-
-def _unsupported(architecture: str, reason: str) -> Exception:
-    hint = "Decoder-only models of transformers can be quantized if all their blocks are in one list."
-    return error("unsupported", what=f"Quantizing {architecture} ({reason})", hint=hint)

@@ -28,24 +28,31 @@ CARD_FILE = "README.md"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 #: Entries that a quantized model inherits from the card of its source.
 _INHERITED = ("license", "license_name", "license_link", "language")
+#: The hub's word for what models without towers do.
+_TEXT_ONLY = "text-generation"
 #: Maximum bytes of a card that are read; front matter that does not end within them is ignored.
 _MAX_BYTES = 1 << 16
 
 
 def text(
-    report: QuantizeReport, options: QuantizeOptions, source: Path, inherited: Mapping[str, Any] | None = None
+    report: QuantizeReport,
+    options: QuantizeOptions,
+    source: Path,
+    inherited: Mapping[str, Any] | None = None,
+    tag: str = _TEXT_ONLY,
 ) -> str:
     """Return the card.
 
     source     the folder of the original.
     inherited  entries of its card that this one inherits, see ``inherited_entries``.
+    tag        the hub's word for what the model does.
     """
     hub = _HUB_NAME.fullmatch(options.input) is not None and not Path(options.input).exists()
     name = options.input.rpartition("/")[2] if hub else model_path(source.resolve()).name
     front: dict[str, object] = dict(inherited or {})
     if hub:
         front |= {"base_model": options.input, "base_model_relation": "quantized"}
-    front |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    front |= {"library_name": "transformers", "pipeline_tag": tag}
     bits = sorted({layer.bits for layer in report.layers if layer.bits})
     tags = ["quantized", report.method, *(f"{b}-bit" for b in bits), report.format.replace("_", "-"), "aiakq"]
     front["tags"] = list(dict.fromkeys(tags))
@@ -57,7 +64,7 @@ def text(
         f"{options.preset.summary}\n",
         _quality(report),
         _making(report, options, name if not hub else options.input),
-        _loading(report, bits),
+        _loading(report, bits, tag),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -169,7 +176,7 @@ def _making(report: QuantizeReport, options: QuantizeOptions, source: str) -> st
     return "\n\n".join(lines) + "\n"
 
 
-def _loading(report: QuantizeReport, bits: list[int]) -> str:
+def _loading(report: QuantizeReport, bits: list[int], tag: str) -> str:
     """Describe how each supporting program loads the model."""
     parallel = f" --tensor-parallel-size {report.tp}" if report.tp > 1 else ""
     kind, _, activations = report.scheme.split()[0].rpartition("a")
@@ -187,25 +194,28 @@ With aiakq, on a GPU or a CPU:
 aiakq serve path/to/this/folder
 ```
 
-{_transformers(readers)}With vLLM:
+{_transformers(readers, tag)}With vLLM:
 
 {vllm}
 """
 
 
-def _transformers(readers: Readers) -> str:
+def _transformers(readers: Readers, tag: str) -> str:
     """Describe how transformers loads the model; empty if it does not."""
     if readers.packages is None:
         return ""
     note = f"\n{readers.transformers_note}\n" if readers.transformers_note else ""
+    model, inputs = "AutoModelForCausalLM", "AutoTokenizer"
+    if tag != _TEXT_ONLY:
+        model, inputs = "AutoModelForMultimodalLM", "AutoProcessor"
     return f"""\
 With transformers (`pip install {readers.packages}`):
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {model}, {inputs}
 
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+model = {model}.from_pretrained("path/to/this/folder")
+{inputs[4:].lower()} = {inputs}.from_pretrained("path/to/this/folder")
 ```
 {note}
 """

@@ -96,7 +96,7 @@ class Student:
         """Take the layers outside the blocks from the teacher, except the gains of norms."""
         inside = self._source.blocks_name + "."
         for name, module in self._model.named_modules():
-            if name.startswith(inside):
+            if name.startswith(inside) or self._source.is_beside(name):
                 continue
             other = teacher.model.model.get_submodule(name)
             module._parameters.update(other._parameters)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aiakq.errors import error
+
 #: model_type of a ``text_config`` -> its architecture.
 _TEXT_MODELS = {
     "gemma": "GemmaForCausalLM",
@@ -20,18 +22,55 @@ _TEXT_MODELS = {
     "mixtral": "MixtralForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
+#: model_type of files whose keys of the language model are not in a ``text_config`` but beside ``vision_config``.
+_FLAT = ("qwen2_vl", "qwen2_5_vl")
+#: Keys of such files that are not the language model's.
+_OUTER = (
+    *("architectures", "quantization_config", "vision_config", "image_token_id", "video_token_id"),
+    *("vision_start_token_id", "vision_end_token_id", "vision_token_id"),
+)
 #: Keys that a multimodal config.json has at its top level.
 _SHARED = ("quantization_config", "eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype", "aiakq")
 
 
 def has_text_part(raw: Mapping[str, object]) -> bool:
     """Whether config.json ``raw`` describes a multimodal model that contains a language model."""
-    return isinstance(raw.get("text_config"), dict)
+    return isinstance(raw.get("text_config"), dict) or _is_flat(raw)
+
+
+def _is_flat(raw: Mapping[str, object]) -> bool:
+    return raw.get("model_type") in _FLAT and isinstance(raw.get("vision_config"), dict) and "text_config" not in raw
+
+
+def text_kind(raw: Mapping[str, Any]) -> str:
+    """Return the model_type of the language model inside ``raw``, which has one.
+
+    Raises ``text_model_unnamed`` if neither it nor the model around it tells.
+    """
+    if _is_flat(raw):
+        return f"{raw['model_type']}_text"
+    kind = raw["text_config"].get("model_type") or _usual_kind(raw)
+    if kind is None:
+        raise error("text_model_unnamed", outer=str(raw.get("model_type"))[:80])
+    return str(kind)
+
+
+def _usual_kind(raw: Mapping[str, Any]) -> str | None:
+    """Return the model_type that transformers assumes inside a model, or None if it does not know that model."""
+    from transformers import CONFIG_MAPPING  # imported late, because it takes seconds
+
+    if raw.get("model_type") not in CONFIG_MAPPING:
+        return None
+    inside = CONFIG_MAPPING[raw["model_type"]]().get_text_config()
+    return str(inside.model_type) if inside.model_type else None
 
 
 def text_part(raw: Mapping[str, Any]) -> dict[str, object]:
@@ -42,8 +81,9 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, object]:
     """
     if not has_text_part(raw):
         return dict(raw)
-    inside = dict(raw["text_config"])
-    kind = str(inside.get("model_type", ""))
+    kind = text_kind(raw)
+    inside = {name: raw[name] for name in raw if name not in _OUTER} if _is_flat(raw) else dict(raw["text_config"])
+    inside["model_type"] = kind
     text = _completed(kind, inside)
     text |= {name: raw[name] for name in _SHARED if raw.get(name) is not None and text.get(name) is None}
     # transformers' classes have the output layer, and tie it as the outer config says; a stored one is used anyway.

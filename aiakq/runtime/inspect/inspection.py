@@ -35,7 +35,8 @@ class Layer:
     scheme          the arithmetic, such as w4a16; w16 or w32 if it is not quantized.
     group_size      number of inputs per scale; None without groups.
     nbytes          bytes of all its tensors on disk.
-    implementation  implementation that would run it; None if it is not a linear layer.
+    implementation  implementation that would run it; None if it is not a linear layer, or not used (towers beside the
+                    decoder of a multimodal model).
     passed_over     better implementations, and why they cannot be used.
     count           number of equal layers in a collapsed row; the other numbers are those of one layer.
     """
@@ -216,6 +217,10 @@ def inspect_checkpoint(
         _quantized(checkpoint, module, infos, target) if module in linears else _plain(module, infos, target)
         for module, infos in _modules(checkpoint.inventory, linears).items()
     ]
+    unused = {name.rpartition(".")[0] or name for name in (*checkpoint.beside_text, *planned.left_out)}
+    layers = [
+        replace(layer, implementation=None, passed_over=()) if layer.name in unused else layer for layer in layers
+    ]
     layers.sort(key=lambda layer: _natural(layer.name))
     text = checkpoint.config.get("text_config")
     context = checkpoint.config.get("max_position_embeddings")
@@ -241,7 +246,7 @@ def inspect_checkpoint(
         operations=tuple(Operation(name, each.name, each.passed_over) for name, each in planned.selected),
         differences=planned.differences,
         kv_bytes_per_token=planned.kv_bytes_per_token,
-        left_out=planned.left_out,
+        left_out=tuple(sorted({*planned.left_out, *checkpoint.beside_text})),
     )
 
 
