@@ -434,7 +434,7 @@ class Checkpoint:
 
 
 #: Prefixes of the text model in multimodal checkpoints.
-_TEXT_PREFIXES = ("model.language_model.", "language_model.")
+_TEXT_PREFIXES = ("model.language_model.", "language_model.", "model.text_model.")
 
 
 #: Names of the module around all of a model but its head, which files written without the head leave out.
@@ -444,4 +444,5 @@ _BASES = ("model.", "transformer.", "backbone.")
 def _spellings(name: str) -> tuple[str, ...]:
     base = next((base for base in _BASES if name.startswith(base)), "model.")
     inner = name.removeprefix(base)
-    return name, inner, base + name, f"model.language_model.{inner}", f"language_model.{name}"
+    inside = f"model.language_model.{inner}", f"language_model.{name}", f"model.text_model.{inner}"
+    return name, inner, base + name, *inside

@@ -12,6 +12,7 @@ from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import Command
 from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.protocol.output import StepOutput
 from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
@@ -34,7 +35,7 @@ class Start(msgspec.Struct, tag="start"):
 
 
 #: The fields of ``RequestSpec`` whose values sequences share, such as long lists of ids.
-_SHARED = ("prompt_token_ids", "sampling", "options", "grammar")
+_SHARED = ("prompt_token_ids", "sampling", "options", "grammar", "media")
 #: A ``RequestSpec`` that refers to shared values by their index in ``Submit``.
 SequenceFrame: Any = msgspec.defstruct(
     "SequenceFrame",
@@ -49,6 +50,7 @@ class Submit(msgspec.Struct, tag="submit"):
     sampling: list[SamplingParams]
     options: list[RequestOptions]
     grammar: list[Grammar | None]
+    media: list[tuple[MediaItem, ...]]
     sequences: list[SequenceFrame]
 
     @classmethod
