@@ -26,6 +26,8 @@ from aiakq.runtime.protocol.request import Prompt as TokenizedPrompt
 from aiakq.runtime.protocol.request import Request, RequestOptions
 from aiakq.runtime.protocol.request_output import RequestOutput
 from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.text.image_parts import take_images
+from aiakq.runtime.text.message_parts import read_messages
 from aiakq.runtime.text.output_processor import OutputProcessor, truncated
 from aiakq.runtime.text.tokenizer import is_panic
 
@@ -160,9 +162,8 @@ class LLM(PoolingMethods):
             continue_final_message,
             chat_template_kwargs,
         )
-        tokenized = [self._tokenized(self.tokenizer.chat_tokens, each, *arguments) for each in conversations]
-        read = [TokenizedPrompt(text, ids) for text, ids in tokenized]
-        texts = [text for text, _ in tokenized]
+        read = [self._read_chat(each, *arguments) for each in conversations]
+        texts = [prompt.text for prompt in read]
         params, options = self._params_for(texts, sampling_params), self._options(texts, priority, lora_request)
         return self._run(self._requests(read, params, options), RequestOutputBuilder, use_tqdm)
 
@@ -208,11 +209,18 @@ class LLM(PoolingMethods):
                 assert text is not None, "listed_prompts has checked it"
                 ids = self._encoded(text)
             if images := images_of(prompt, place):
-                return self._images.add(text, list(ids), images, place)
+                return self._images.add(text, list(ids), images, f"{place}.prompt")
             return TokenizedPrompt(text, list(ids))
         if isinstance(prompt, str):
             return TokenizedPrompt(prompt, self._encoded(prompt))
         return TokenizedPrompt(None, list(prompt))
+
+    def _read_chat(self, messages: list[dict[str, object]], *arguments: Any) -> TokenizedPrompt:
+        """Render and tokenize a conversation."""
+        _, images = take_images(read_messages(messages))
+        token = self._images.image_token(images)
+        text, ids = self._tokenized(self.tokenizer.chat_tokens, messages, *arguments, token)
+        return self._images.add(text, ids, images, "messages") if images else TokenizedPrompt(text, ids)
 
     def _encoded(self, prompt: str) -> list[int]:
         return self._tokenized(self.tokenizer.encode, prompt)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.arguments.engine import EngineArguments
+from aiakq.arguments.multimodal import checked_limits
 from aiakq.runtime.protocol.media import MAX_ITEMS
 
 #: Architectures whose images are computed: their embeddings replace those of placeholder tokens, and nothing else of
@@ -37,6 +38,8 @@ class MultimodalConfig:
     raw             config.json.
     max_items       images per prompt.
     processor_kwargs  arguments of the processor of images.
+    media_path      folder of images that file:// URLs may name; None for none.
+    domains         hosts from which images are fetched; empty for every public one.
     refusal         why images are refused; "" if they are read.
     """
 
@@ -45,6 +48,8 @@ class MultimodalConfig:
     raw: Mapping[str, Any] = field(default_factory=dict)
     max_items: int = MAX_ITEMS
     processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    media_path: str | None = None
+    domains: tuple[str, ...] = ()
     refusal: str = ""
 
     @staticmethod
@@ -60,6 +65,7 @@ class MultimodalConfig:
             return None
         architecture = next(iter(raw.get("architectures") or ()), "")
         token = raw.get("image_token_id", raw.get("image_token_index"))
+        max_items = checked_limits(args.limit_mm_per_prompt or {}).get("image", MAX_ITEMS)
         refusal = _refusal(args, architecture, has_draft_model)
         if not refusal and type(token) is not int:
             refusal = "config.json has no image_token_id"
@@ -67,12 +73,18 @@ class MultimodalConfig:
             architecture=architecture,
             image_token_id=token if type(token) is int else -1,
             raw=raw,
+            max_items=max_items,
+            processor_kwargs=args.mm_processor_kwargs or {},
+            media_path=args.allowed_local_media_path,
+            domains=tuple(args.allowed_media_domains or ()),
             refusal=refusal,
         )
 
 
 def _refusal(args: EngineArguments, architecture: str, has_draft_model: bool) -> str:
     """Return why images of a checkpoint are refused; "" if they are read."""
+    if args.language_model_only:
+        return "--language-model-only leaves out the encoder of images"
     if reason := _MORE.get(architecture):
         return f"images of {architecture} are not computed, because {reason}; its text is"
     if architecture not in IMAGE_ARCHITECTURES:

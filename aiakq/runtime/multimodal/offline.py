@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import error
 from aiakq.runtime.multimodal.images import as_rgb, decode_image, is_image
+from aiakq.runtime.multimodal.urls import ImageUrls
 from aiakq.runtime.protocol.media import MediaItem, MediaLimits
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.text.image_parts import ImageSource, text_only
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
@@ -23,19 +25,39 @@ class OfflineImages:
     def __init__(self, config: EngineConfig, limits: MediaLimits, tokenizer: Tokenizer) -> None:
         self._config, self._limits, self._tokenizer = config, limits, tokenizer
         self._preprocessor: ImagePreprocessor | None = None
+        self._urls = ImageUrls(config.multimodal.media_path, config.multimodal.domains) if config.multimodal else ImageUrls()
 
-    def add(self, text: str | None, token_ids: list[int], images: Sequence[object], place: str) -> Prompt:
-        """Return the prompt with ``images``: images of Pillow, or the bytes of their files.
+    def add(self, text: str | None, token_ids: list[int], images: Sequence[ImageSource], place: str) -> Prompt:
+        """Return the prompt with ``images``; ``place`` is its name in errors.
 
-        Raises ``media_refused``, ``no_pillow``, ``no_tokenizer`` and ``model_malformed``.
+        Raises ``unsupported_parameter``, ``media_refused``, ``no_pillow``, ``no_tokenizer`` and ``model_malformed``.
         """
-        self._limits.check_count(len(images), f"{place}.multi_modal_data.image")
-        params = [f"{place}.multi_modal_data.image[{number}]" for number in range(len(images))]
-        decoded = [_decoded(image, param) for image, param in zip(images, params, strict=True)]
-        ids, media = self._loaded().expanded(token_ids, decoded, params, f"{place}.prompt")
+        self.check(images)
+        rgb = [self._read(image) for image in images]
+        ids, media = self.loaded().expanded(token_ids, rgb, [image.param for image in images], place)
         return Prompt(text, ids, media=media)
 
-    def _loaded(self) -> ImagePreprocessor:
+    def check(self, images: Sequence[ImageSource]) -> None:
+        """Raise ``unsupported_parameter`` or ``media_refused`` unless a prompt may have ``images``."""
+        if images and self._limits.refusal:
+            raise text_only(images[0], self._limits.refusal)
+        if images:
+            self._limits.check_count(len(images), images[-1].param)
+
+    def image_token(self, images: Sequence[ImageSource]) -> str:
+        """Return the placeholder of images in prompts; "" without any. Raises as ``check`` and ``loaded``."""
+        self.check(images)
+        return self.loaded().image_token if images else ""
+
+    def _read(self, source: ImageSource) -> Any:
+        if source.image is None:
+            return decode_image(self._urls.read(source.url, source.param), source.param)
+        if not is_image(source.image):
+            reason = f"an image of Pillow is expected, not {type(source.image).__name__:.64}"
+            raise error("invalid_type", param=source.param, reason=reason)
+        return as_rgb(source.image, source.param)
+
+    def loaded(self) -> ImagePreprocessor:
         if self._preprocessor is None:
             from aiakq.runtime.multimodal.processor import ImagePreprocessor
 
@@ -47,7 +69,7 @@ class OfflineImages:
         return self._preprocessor
 
 
-def images_of(prompt: Mapping[str, Any], place: str) -> list[object]:
+def images_of(prompt: Mapping[str, Any], place: str) -> list[ImageSource]:
     """Return the images of a prompt of ``LLM.generate``.
 
     Raises ``invalid_type`` for anything that is no image, ``unsupported_parameter`` for other media.
@@ -65,11 +87,7 @@ def images_of(prompt: Mapping[str, Any], place: str) -> list[object]:
     if images is None:
         return []
     listed = list(images) if isinstance(images, (list, tuple)) else [images]
-    for number, image in enumerate(listed):
-        if not is_image(image):
-            reason = f"an image of Pillow is expected, not {type(image).__name__:.64}"
-            raise error("invalid_type", param=f"{param}.image[{number}]", reason=reason)
-    return listed
+    return [ImageSource(f"{param}.image[{number}]", image=image) for number, image in enumerate(listed)]
 
 
 def check_not_truncated(media: Sequence[MediaItem], params: SamplingParams) -> None:
@@ -79,5 +97,3 @@ def check_not_truncated(media: Sequence[MediaItem], params: SamplingParams) -> N
         raise error("unsupported_parameter", param="truncate_prompt_tokens", reason=reason)
 
 
-def _decoded(image: Any, param: str) -> Any:
-    return decode_image(image, param) if isinstance(image, bytes) else as_rgb(image, param)

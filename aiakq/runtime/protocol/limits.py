@@ -13,7 +13,7 @@ from aiakq.runtime.protocol.sampling_params import SamplingParams
 
 
 #: Of models that read nothing but text.
-TEXT_ONLY = MediaLimits("the model reads text only")
+TEXT_ONLY = MediaLimits("only text is read")
 
 
 @dataclass(frozen=True)

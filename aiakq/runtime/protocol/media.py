@@ -80,15 +80,15 @@ class MediaLimits(msgspec.Struct, frozen=True):
     max_embeddings: int = 0
 
     def check_count(self, count: int, param: str) -> None:
-        """Raise ``media_refused`` if a prompt may not have ``count`` images."""
+        """Raise ``unsupported_parameter`` if prompts have no images, and ``media_refused`` if not ``count``."""
         if count and self.refusal:
-            raise error("media_refused", param=param, reason=self.refusal)
+            raise error("unsupported_parameter", param=param, reason=self.refusal)
         if count > self.max_items:
             reason = f"{count} images are more than the {self.max_items} that --limit-mm-per-prompt allows in a prompt"
             raise error("media_refused", param=param, reason=reason)
 
     def check(self, items: Iterable[MediaItem], num_tokens: int) -> None:
-        """Raise ``media_refused`` for more than a prompt of ``num_tokens`` may have, and for places outside of it."""
+        """Raise as ``check_count``, and ``media_refused`` for places outside of a prompt of ``num_tokens``."""
         listed, end = list(items), 0
         self.check_count(len(listed), "prompt")
         for item in listed:

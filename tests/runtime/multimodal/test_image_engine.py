@@ -18,7 +18,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs
 #: How the engine is driven; every mode gives the same tokens and log-probabilities.
 MODES: dict[str, dict[str, Any]] = {
     "chunked through an image": {"max_num_batched_tokens": 7},
-    "preempted": {"num_gpu_blocks_override": 22, "block_size": 4, "max_model_len": 84, "enable_prefix_caching": False},
     "one step ahead": {"async_scheduling": True},
     "operation by operation": {"enforce_eager": True},
     "prompt lookup": {"speculative_model": "[ngram]", "num_speculative_tokens": 3, "ngram_prompt_lookup_max": 2},
@@ -89,8 +88,16 @@ def alone(vision_model) -> list[Any]:
 def test_the_same_bits_however_the_engine_is_driven(vision_model, alone, mode):
     llm = engine(vision_model("idefics3"), **MODES[mode])
     assert answers(llm, prompts_of("idefics3")) == alone
-    if mode == "preempted":
-        assert llm.engine.scheduler.num_preemptions > 0
+
+
+def test_a_preempted_sequence_gives_the_same_bits(vision_model):
+    prompts = [{"prompt": f"{n}<image>", "multi_modal_data": {"image": random_image(n)}} for n in range(3)]
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0)
+    given = {"block_size": 4, "max_model_len": 80, "enable_prefix_caching": False}
+    expected = answers(engine(vision_model("llava"), **given), prompts, params)
+    llm = engine(vision_model("llava"), **given, num_gpu_blocks_override=22)
+    assert answers(llm, prompts, params) == expected
+    assert llm.engine.scheduler.num_preemptions > 0
 
 
 def test_the_same_bits_from_the_prefix_cache_and_other_images_miss_it(vision_model, alone):
@@ -103,8 +110,9 @@ def test_the_same_bits_from_the_prefix_cache_and_other_images_miss_it(vision_mod
     images = [random_image(1), random_image(9, 24, 40)]  # the second differs, of the same size
     [other] = llm.generate([{**first, "multi_modal_data": {"image": images}}], GREEDY, use_tqdm=False)
     assert other.prompt_token_ids == again.prompt_token_ids
-    begin = again.prompt_token_ids.index(4, 30)  # a placeholder of the second image
-    assert 0 < other.num_cached_tokens <= begin
+    ids = llm.tokenizer.encode(first["prompt"])
+    _, (_, second) = llm._images.loaded().expanded(ids, images, ["", ""])
+    assert second.first - 8 < other.num_cached_tokens <= second.first
     uncached = engine(vision_model("idefics3"), enable_prefix_caching=False)
     assert answers(llm, [{**first, "multi_modal_data": {"image": images}}]) == answers(
         uncached, [{**first, "multi_modal_data": {"image": images}}]
@@ -167,7 +175,7 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_only(vision_model):
     encoding._encoder = Failing()
     prompts = [{"prompt": "a<image>b", "multi_modal_data": {"image": random_image(1)}}, {"prompt": "text"}]
     failed, fine = llm.generate(prompts, GREEDY, use_tqdm=False)
-    assert failed.error == "its image cannot be encoded: no such image" and fine.outputs[0].finish_reason == "length"
+    assert failed.error == "its image cannot be encoded: ValueError: no such image" and fine.outputs[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize(
@@ -184,3 +192,19 @@ def test_refused_images(vision_model, prompt, reason):
     llm = engine(vision_model("llava"), limit_mm_per_prompt={"image": 2})
     with pytest.raises(AiakqError, match=reason):
         llm.generate([prompt], GREEDY, use_tqdm=False)
+
+
+def test_processor_arguments_change_the_image(vision_model):
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": random_image(1, 32, 32)}}
+    whole = engine(vision_model("idefics3"), mm_processor_kwargs={"do_image_splitting": False})
+    [output] = whole.generate([prompt], GREEDY, use_tqdm=False)
+    [split] = engine(vision_model("idefics3")).generate([prompt], GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids.count(4) == 4 < split.prompt_token_ids.count(4)
+
+
+def test_without_the_encoder_images_are_refused_and_text_is_not(vision_model):
+    llm = engine(vision_model("llava"), language_model_only=True)
+    assert not any(isinstance(part, ImageEncoding) for part in llm.engine.executor.runner.parts)
+    assert llm.generate(["text"], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    with pytest.raises(AiakqError, match="--language-model-only leaves out the encoder"):
+        llm.generate([{"prompt": "<image>", "multi_modal_data": {"image": random_image(1)}}], GREEDY, use_tqdm=False)
