@@ -133,7 +133,9 @@ def config_of(kind: str) -> Any:
             },
         ),
     }[kind]
-    return AutoConfig.for_model(model_type, **{"text_config": llama, "image_token_id": token, "pad_token_id": 2} | values)
+    return AutoConfig.for_model(
+        model_type, **{"text_config": llama, "image_token_id": token, "pad_token_id": 2} | values
+    )
 
 
 def save_vision_model(kind: str, folder: Path) -> Path:

@@ -150,6 +150,13 @@ REQUEST_ERRORS = {
     ),
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
     "media_refused": ErrorKind("{param} cannot be read: {reason}.", "", USAGE),
+    "media_failed": ErrorKind(
+        "An image of the request cannot be encoded: {reason}.",
+        "The files of the model may not belong together; its text is read.",
+        BUG,
+        500,
+        "server_error",
+    ),
     "no_pillow": ErrorKind(
         "Images cannot be read, because Pillow is not installed.", "pip install 'aiakq[images]'", ENVIRONMENT, 501
     ),

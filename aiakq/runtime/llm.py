@@ -14,9 +14,9 @@ from aiakq.runtime.build.loading import load_engine
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
+from aiakq.runtime.multimodal.offline import OfflineImages, check_not_truncated, images_of
 from aiakq.runtime.offline import OutputBuilder, RequestOutputBuilder
 from aiakq.runtime.offline_checks import OfflineChecks
-from aiakq.runtime.multimodal.offline import OfflineImages, check_not_truncated, images_of
 from aiakq.runtime.offline_prompts import Prompt, listed_prompts
 from aiakq.runtime.pooling.offline import PooledOutputBuilder, PoolingMethods
 from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
@@ -163,7 +163,7 @@ class LLM(PoolingMethods):
             chat_template_kwargs,
         )
         read = [self._read_chat(each, *arguments) for each in conversations]
-        texts = [prompt.text for prompt in read]
+        texts = [prompt.text or "" for prompt in read]
         params, options = self._params_for(texts, sampling_params), self._options(texts, priority, lora_request)
         return self._run(self._requests(read, params, options), RequestOutputBuilder, use_tqdm)
 

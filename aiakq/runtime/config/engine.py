@@ -102,7 +102,7 @@ class EngineConfig:
         if pooling is None:
             speculation = config.scheduler.speculation
             has_draft_model = speculation is not None and speculation.model is not None
-            multimodal = MultimodalConfig.from_args(args, stated, has_draft_model)
+            multimodal = MultimodalConfig.from_args(args, str(load.path), stated, has_draft_model)
             config = replace(config, multimodal=multimodal)
             if multimodal is not None and not multimodal.refusal:
                 # A prompt of nothing but images fits.

@@ -34,6 +34,7 @@ class MultimodalConfig:
     """What a model reads besides text.
 
     architecture    that config.json names.
+    folder          the model's.
     image_token_id  the token that stands for a part of an image.
     raw             config.json.
     max_items       images per prompt.
@@ -44,6 +45,7 @@ class MultimodalConfig:
     """
 
     architecture: str
+    folder: str = ""
     image_token_id: int = -1
     raw: Mapping[str, Any] = field(default_factory=dict)
     max_items: int = MAX_ITEMS
@@ -54,10 +56,11 @@ class MultimodalConfig:
 
     @staticmethod
     def from_args(
-        args: EngineArguments, raw: Mapping[str, Any], has_draft_model: bool = False
+        args: EngineArguments, folder: str, raw: Mapping[str, Any], has_draft_model: bool = False
     ) -> MultimodalConfig | None:
         """Return the settings of a multimodal checkpoint; None for a model of text.
 
+        folder           the model's.
         raw              config.json.
         has_draft_model  whether another model proposes draft tokens.
         """
@@ -71,6 +74,7 @@ class MultimodalConfig:
             refusal = "config.json has no image_token_id"
         return MultimodalConfig(
             architecture=architecture,
+            folder=folder,
             image_token_id=token if type(token) is int else -1,
             raw=raw,
             max_items=max_items,

@@ -176,7 +176,9 @@ class Runner:
         )
         model_input = ModelInput(token_column, position_column, context, row_column)
         if self._input_parts:
-            found = [part.input_rows(chunks, sequences[num_decodes:], starts[num_decodes:]) for part in self._input_parts]
+            found = [
+                part.input_rows(chunks, sequences[num_decodes:], starts[num_decodes:]) for part in self._input_parts
+            ]
             model_input.input_rows = [rows for rows in found if rows is not None]
         numbers = [token_ids, positions, slots, logit_rows, starts, lengths]
         return StepInput(model_input, rows_of, columns.unknown, columns.unknown_sequences, numbers, page_table)

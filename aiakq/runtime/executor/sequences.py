@@ -94,7 +94,9 @@ class RowPart(ExecutorPart, Protocol):
 class InputPart(ExecutorPart, Protocol):
     """A part that replaces embeddings of tokens, in the executor of the first stage."""
 
-    def input_rows(self, chunks: Sequence[Chunk], sequences: Sequence[SequenceState], starts: list[int]) -> InputRows | None:
+    def input_rows(
+        self, chunks: Sequence[Chunk], sequences: Sequence[SequenceState], starts: list[int]
+    ) -> InputRows | None:
         """Return the embeddings that the next step reads in place of those of its tokens; None if there are none.
 
         starts  row of the first token of each chunk.

@@ -107,7 +107,9 @@ def _check_complete(config: EngineConfig, info: Mapping[str, Any]) -> None:
     if missing or wrong:
         names = sorted([*missing, *wrong])
         path, count = str(config.load.path), len(names)
-        raise error("model_incomplete", path=path, missing=f"its encoder of images lacks {count} tensors, such as {names[0]}")
+        raise error(
+            "model_incomplete", path=path, missing=f"its encoder of images lacks {count} tensors, such as {names[0]}"
+        )
 
 
 def _inner(hf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""ImageEncoding: embeddings of images by key, and the rows of a step that they replace. The executor's part of images."""
+"""ImageEncoding: embeddings of images by key, and the rows of a step that they replace. The part of an executor."""
 
 from __future__ import annotations
 

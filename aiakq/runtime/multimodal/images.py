@@ -1,4 +1,4 @@
-"""Decoding of images, which clients may have made to exhaust memory. Pillow is imported when the first one is decoded."""
+"""Decoding of images, which clients may have made to exhaust memory. Pillow is imported with the first one."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def decode_image(data: bytes, param: str) -> Image:
         raise
     except MemoryError:
         raise refused(param, "it takes too much memory") from None
+    except pillow.DecompressionBombError:
+        raise refused(param, f"it has more than {MAX_PIXELS >> 20} million pixels") from None
     except pillow.UnidentifiedImageError:
         raise refused(param, f"it is no image in one of the formats {', '.join(FORMATS)}") from None
     except Exception as failure:  # decoders raise anything for damaged files

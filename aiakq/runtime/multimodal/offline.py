@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import error
-from aiakq.runtime.multimodal.images import as_rgb, decode_image, is_image
+from aiakq.runtime.multimodal.images import as_rgb, is_image
 from aiakq.runtime.multimodal.urls import ImageUrls
 from aiakq.runtime.protocol.media import MediaItem, MediaLimits
 from aiakq.runtime.protocol.request import Prompt
@@ -25,7 +25,9 @@ class OfflineImages:
     def __init__(self, config: EngineConfig, limits: MediaLimits, tokenizer: Tokenizer) -> None:
         self._config, self._limits, self._tokenizer = config, limits, tokenizer
         self._preprocessor: ImagePreprocessor | None = None
-        self._urls = ImageUrls(config.multimodal.media_path, config.multimodal.domains) if config.multimodal else ImageUrls()
+        self._urls = (
+            ImageUrls(config.multimodal.media_path, config.multimodal.domains) if config.multimodal else ImageUrls()
+        )
 
     def add(self, text: str | None, token_ids: list[int], images: Sequence[ImageSource], place: str) -> Prompt:
         """Return the prompt with ``images``; ``place`` is its name in errors.
@@ -51,7 +53,7 @@ class OfflineImages:
 
     def _read(self, source: ImageSource) -> Any:
         if source.image is None:
-            return decode_image(self._urls.read(source.url, source.param), source.param)
+            return self._urls.read(source.url, source.param)
         if not is_image(source.image):
             reason = f"an image of Pillow is expected, not {type(source.image).__name__:.64}"
             raise error("invalid_type", param=source.param, reason=reason)
@@ -64,8 +66,7 @@ class OfflineImages:
             assert self._config.multimodal is not None, "the limits allow images"
             if not self._tokenizer.has_text:
                 raise error("no_tokenizer")
-            folder = str(self._config.load.path)
-            self._preprocessor = ImagePreprocessor.load(self._config.multimodal, folder, self._tokenizer)
+            self._preprocessor = ImagePreprocessor.load(self._config.multimodal, self._tokenizer)
         return self._preprocessor
 
 
@@ -95,5 +96,3 @@ def check_not_truncated(media: Sequence[MediaItem], params: SamplingParams) -> N
     if media and params.truncate_prompt_tokens is not None:
         reason = "a prompt with images is not truncated"
         raise error("unsupported_parameter", param="truncate_prompt_tokens", reason=reason)
-
-

@@ -9,7 +9,7 @@ import numpy as np
 
 from aiakq.errors import AiakqError, error, first_line
 from aiakq.runtime.multimodal.families import image_text
-from aiakq.runtime.multimodal.images import refused
+from aiakq.runtime.multimodal.images import decode_image, refused
 from aiakq.runtime.protocol.media import MediaItem, TensorRecord, media_key
 
 if TYPE_CHECKING:
@@ -38,9 +38,16 @@ class ImagePreprocessor:
         self._options = {**config.processor_kwargs, **self._text.options}
 
     @classmethod
-    def load(cls, config: MultimodalConfig, folder: str, tokenizer: Tokenizer) -> ImagePreprocessor:
-        """Load the image processor in ``folder``. Raises ``no_pillow`` and ``model_malformed``."""
+    def load(cls, config: MultimodalConfig, tokenizer: Tokenizer) -> ImagePreprocessor:
+        """Load the image processor of a model. Raises ``no_pillow``, ``unsupported_parameter`` and
+        ``model_malformed``.
+        """
         import transformers
+
+        folder = config.folder
+        if tokenizer.encodes_chats:
+            reason = "mistral-common's tokenizer is given text only; use --tokenizer-mode hf"
+            raise error("unsupported_parameter", param="image", reason=reason)
 
         try:
             import PIL  # noqa: F401
@@ -58,14 +65,16 @@ class ImagePreprocessor:
             raise error("model_malformed", file=file, reason=first_line(failure)[:200]) from failure
 
     def expanded(
-        self, token_ids: Sequence[int], images: Sequence[Image], params: Sequence[str], prompt: str = "prompt"
+        self, token_ids: Sequence[int], images: Sequence[Image | bytes], params: Sequence[str], prompt: str = "prompt"
     ) -> tuple[list[int], tuple[MediaItem, ...]]:
         """Return the tokens of a prompt with each placeholder replaced by the tokens of its image, and the images.
 
+        images  images in RGB, or their files.
         params  names of the images in errors.
         prompt  that of the prompt.
 
-        Raises ``media_refused`` for an image that the processor rejects, and unless there are as many placeholders.
+        Raises ``media_refused`` for an image that is damaged or too large or that the processor rejects, and unless
+        there are as many placeholders.
         """
         found = token_ids.count(self._image_token_id)
         if found != len(images):
@@ -77,7 +86,8 @@ class ImagePreprocessor:
         for image, param in zip(images, params, strict=True):
             at = token_ids.index(self._image_token_id, begin)
             ids += token_ids[begin:at]
-            own, tensors = self._processed(image, param)
+            decoded = decode_image(image, param) if isinstance(image, bytes) else image
+            own, tensors = self._processed(decoded, param)
             items.append(MediaItem("image", media_key("image", tensors), self._places(own, len(ids)), tensors))
             ids += own
             begin = at + 1

@@ -12,6 +12,7 @@ import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
+from aiakq.errors import AiakqError
 from aiakq.runtime.multimodal.images import refused
 
 #: Largest image file, and seconds to fetch one.
@@ -58,6 +59,8 @@ class ImageUrls:
                 raise _too_large(param)
             with open(path, "rb") as file:
                 return file.read(MAX_FILE_BYTES + 1)
+        except AiakqError:
+            raise
         except (OSError, ValueError):
             raise refused(param, "the file cannot be read") from None
 
@@ -86,8 +89,8 @@ class ImageUrls:
         parsed = client.build_request(
             "GET",
             parsed.url.copy_with(host=address),
-            headers={"Host": parsed.headers["Host"], "Accept": "image/*"},
-            extensions={"sni_hostname": host.encode("ascii").decode()},
+            headers={"Host": parsed.headers["Host"], "Accept": "image/*", "Accept-Encoding": "identity"},
+            extensions={"sni_hostname": host},
         )
         answer = client.send(parsed, stream=True)
         try:
@@ -95,11 +98,11 @@ class ImageUrls:
                 target = urllib.parse.urljoin(url, answer.headers.get("location", ""))
                 if urllib.parse.urlsplit(target).scheme not in ("http", "https"):
                     raise refused(param, "it is redirected to another kind of URL")
-                return target
+                return str(target)
             if answer.status_code != 200:
                 raise refused(param, f"its host answers with status {answer.status_code}")
             body = bytearray()
-            for piece in answer.iter_bytes():
+            for piece in answer.iter_raw():  # compressed, it could become much larger
                 body += piece
                 if len(body) > MAX_FILE_BYTES:
                     raise _too_large(param)

@@ -11,7 +11,6 @@ from aiakq.runtime.protocol.pooling_params import Pooling, PoolingLimits
 from aiakq.runtime.protocol.request import DEFAULT_OPTIONS, RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 
-
 #: Of models that read nothing but text.
 TEXT_ONLY = MediaLimits("only text is read")
 

@@ -33,6 +33,9 @@ def read_image(part: dict[str, Any], kind: str, path: str) -> ImageSource:
 
     Raises ``missing_field``, ``invalid_type``, ``value_out_of_range`` and ``unsupported_parameter``.
     """
+    if isinstance(part.get("image"), ImageSource):  # it was read before
+        found: ImageSource = part["image"]
+        return found
     detail = part.get("detail")
     if kind == "image_pil":
         return _pillow_image(part.get("image_pil"), f"{path}.image_pil")
@@ -50,7 +53,9 @@ def read_image(part: dict[str, Any], kind: str, path: str) -> ImageSource:
     for name in ("url", "image"):
         if part.get(name) is not None:
             is_url = isinstance(part[name], str)
-            return ImageSource(f"{path}.{name}", url=part[name]) if is_url else _pillow_image(part[name], f"{path}.{name}")
+            return (
+                ImageSource(f"{path}.{name}", url=part[name]) if is_url else _pillow_image(part[name], f"{path}.{name}")
+            )
     raise error("missing_field", param=f"{path}.source")
 
 

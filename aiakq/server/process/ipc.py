@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from aiakq.arguments.engine import EngineArguments
+from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import Command
 from aiakq.runtime.protocol.grammar import Grammar
@@ -108,6 +109,7 @@ class Configured(msgspec.Struct, tag="configured"):
 
     sampling  default sampling parameters from the model's generation_config.json.
     files     identity of the files in the model folder, from ``formats.model_folder.folder_identity``.
+    images    how it reads images; None if it reads text only.
     """
 
     model: str
@@ -115,6 +117,7 @@ class Configured(msgspec.Struct, tag="configured"):
     dtype: str
     sampling: dict[str, Any]
     files: dict[str, tuple[int, int, int, int]]
+    images: MultimodalConfig | None = None
 
 
 class Loading(msgspec.Struct, tag="loading"):

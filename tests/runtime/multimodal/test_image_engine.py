@@ -61,7 +61,10 @@ def images_in(prompt: dict[str, Any]) -> list[Any]:
 def answers(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = GREEDY) -> list[Any]:
     """Tokens and log-probabilities."""
     outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-    return [(each.token_ids, [step[token].logprob for token, step in zip(each.token_ids, each.logprobs)]) for each in outputs]
+    return [
+        (each.token_ids, [step[token].logprob for token, step in zip(each.token_ids, each.logprobs, strict=True)])
+        for each in outputs
+    ]
 
 
 @pytest.mark.parametrize("kind", PLACEHOLDERS)
@@ -175,7 +178,10 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_only(vision_model):
     encoding._encoder = Failing()
     prompts = [{"prompt": "a<image>b", "multi_modal_data": {"image": random_image(1)}}, {"prompt": "text"}]
     failed, fine = llm.generate(prompts, GREEDY, use_tqdm=False)
-    assert failed.error == "its image cannot be encoded: ValueError: no such image" and fine.outputs[0].finish_reason == "length"
+    assert (
+        failed.error == "its image cannot be encoded: ValueError: no such image"
+        and fine.outputs[0].finish_reason == "length"
+    )
 
 
 @pytest.mark.parametrize(
