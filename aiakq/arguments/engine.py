@@ -13,6 +13,7 @@ from typing import Any, Literal
 from aiakq.arguments.argument import Argument, argument, rows_of
 from aiakq.arguments.common import MODEL
 from aiakq.arguments.lora import LoraArguments
+from aiakq.arguments.multimodal import MultimodalArguments
 from aiakq.arguments.pooling import PoolingArguments
 
 #: Headings, in the order of the help page.
@@ -411,6 +412,7 @@ class EngineArguments(
     DeviceArguments,
     CompilationArguments,
     LoraArguments,
+    MultimodalArguments,
     TokenizerArguments,
     CacheArguments,
     SchedulerArguments,
@@ -426,6 +428,7 @@ _PARTS: tuple[tuple[type, str], ...] = (
     (DeviceArguments, "model"),
     (CompilationArguments, "model"),
     (LoraArguments, "model"),
+    (MultimodalArguments, "model"),
     (TokenizerArguments, "text"),
     (CacheArguments, "memory"),
     (SchedulerArguments, "scheduling"),

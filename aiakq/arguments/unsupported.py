@@ -13,7 +13,8 @@ from aiakq.arguments.unsupported_row import Unsupported
 from aiakq.errors import error
 
 _EXACT_DRAFTS = "a draft token is accepted only if it equals the sampled token, so that the output never changes"
-_NO_IMAGES = "models accept text only"
+_EMBEDDINGS_KEPT = "embeddings of images are kept, by their content, and not the pixels that they were computed from"
+_IMAGES_OF_CONFIG = "the files of the model say how it reads images"
 _NO_PROMPT_ADAPTERS = "prompt adapters are not supported"
 _TEXT_PROCESS = "detokenization runs in the HTTP process, concurrently with the engine"
 
@@ -29,15 +30,12 @@ _OLDER: tuple[Unsupported, ...] = (
     ),
     Unsupported("override_neuron_config", "there are no kernels for Neuron devices", refused=True),
     Unsupported("additional_config", "no platform has extra settings", refused=True),
-    Unsupported("allowed_local_media_path", _NO_IMAGES),
-    Unsupported("limit_mm_per_prompt", _NO_IMAGES),
-    Unsupported("mm_processor_kwargs", _NO_IMAGES),
-    Unsupported("disable_mm_preprocessor_cache", _NO_IMAGES, switch=True),
-    Unsupported("mm_processor_cache_gb", _NO_IMAGES, (4,)),
-    Unsupported("image_input_type", _NO_IMAGES),
-    Unsupported("image_token_id", _NO_IMAGES),
-    Unsupported("image_input_shape", _NO_IMAGES),
-    Unsupported("image_feature_size", _NO_IMAGES),
+    Unsupported("disable_mm_preprocessor_cache", _EMBEDDINGS_KEPT, switch=True),
+    Unsupported("mm_processor_cache_gb", _EMBEDDINGS_KEPT, (4,)),
+    Unsupported("image_input_type", _IMAGES_OF_CONFIG),
+    Unsupported("image_token_id", _IMAGES_OF_CONFIG),
+    Unsupported("image_input_shape", _IMAGES_OF_CONFIG),
+    Unsupported("image_feature_size", _IMAGES_OF_CONFIG),
     # --- several devices -----------------------------------------------------------------------------------------
     Unsupported("api_server_count", "one process serves HTTP, and another runs the engine", (1,), short="-asc"),
     Unsupported("disable_frontend_multiprocessing", "the engine always runs in its own process", switch=True),

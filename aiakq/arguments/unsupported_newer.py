@@ -222,10 +222,8 @@ NEWER: tuple[Unsupported, ...] = (
         "mm_ipc_gpu_memory_gb =0",
         "default_mm_loras",
     ),
-    *no_effect(_NO_IMAGES, "allowed_media_domains", many=True),
     *no_effect_switch(
         _NO_IMAGES,
-        "language_model_only",
         "enable_mm_embeds",
         "interleave_mm_strings",
         "skip_mm_profiling",

@@ -136,6 +136,7 @@ _VALUE_ERRORS = frozenset(
             "no_tokenizer",
             "grammar_not_enforceable",
             "unknown_field",
+            "media_refused",
         ),
         "unsupported",
         "task_mismatch",

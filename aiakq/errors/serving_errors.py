@@ -149,6 +149,17 @@ REQUEST_ERRORS = {
         USAGE,
     ),
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
+    "media_refused": ErrorKind("{param} cannot be read: {reason}.", "", USAGE),
+    "media_failed": ErrorKind(
+        "An image of the request cannot be encoded: {reason}.",
+        "The files of the model may not belong together; its text is read.",
+        BUG,
+        500,
+        "server_error",
+    ),
+    "no_pillow": ErrorKind(
+        "Images cannot be read, because Pillow is not installed.", "pip install 'aiakq[images]'", ENVIRONMENT, 501
+    ),
     "grammar_not_enforceable": ErrorKind("{param} cannot be enforced: {reason}.", "", USAGE),
     "grammar_failed": ErrorKind(
         "The text cannot be continued according to the request's grammar, which became too complex.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiakq.arguments.server import keywords, notices
@@ -13,6 +14,7 @@ from aiakq.runtime.build.loading import load_engine
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
+from aiakq.runtime.multimodal.offline import OfflineImages, check_not_truncated, images_of
 from aiakq.runtime.offline import OutputBuilder, RequestOutputBuilder
 from aiakq.runtime.offline_checks import OfflineChecks
 from aiakq.runtime.offline_prompts import Prompt, listed_prompts
@@ -24,6 +26,8 @@ from aiakq.runtime.protocol.request import Prompt as TokenizedPrompt
 from aiakq.runtime.protocol.request import Request, RequestOptions
 from aiakq.runtime.protocol.request_output import RequestOutput
 from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.text.image_parts import take_images
+from aiakq.runtime.text.message_parts import read_messages
 from aiakq.runtime.text.output_processor import OutputProcessor, truncated
 from aiakq.runtime.text.tokenizer import is_panic
 
@@ -56,6 +60,7 @@ class LLM(PoolingMethods):
         self.engine.facts["tokenizer"] = self.tokenizer.describe()
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._adapters = CheckedAdapters(self.engine.limits.adapters)
+        self._images = OfflineImages(self.config, self.engine.limits.media, self.tokenizer)
         self._ids = itertools.count()
 
     def get_tokenizer(self) -> Any:
@@ -96,8 +101,8 @@ class LLM(PoolingMethods):
         self.engine.limits.check_generates()
         listed = listed_prompts(prompts if prompts is not None else prompt_token_ids)
         params, options = self._params_for(listed, sampling_params), self._options(listed, priority, lora_request)
-        requests = self._requests([self._read(prompt) for prompt in listed], params, options)
-        return self._run(requests, RequestOutputBuilder, use_tqdm)
+        read = [self._read(prompt, f"prompts[{number}]") for number, prompt in enumerate(listed)]
+        return self._run(self._requests(read, params, options), RequestOutputBuilder, use_tqdm)
 
     def _pooling_limits(self) -> PoolingLimits:
         """See PoolingMethods."""
@@ -115,7 +120,7 @@ class LLM(PoolingMethods):
         pooling = self._pooling_limits().resolve(params or PoolingParams())
         nothing = SamplingParams(max_tokens=0, detokenize=False, truncate_prompt_tokens=truncate_prompt_tokens)
         options = [RequestOptions(cache_salt=_salt(prompt), pooling=pooling) for prompt in prompts]
-        read = [self._read(prompt) for prompt in prompts]
+        read = [self._read(prompt, f"prompts[{number}]") for number, prompt in enumerate(prompts)]
         return self._run(self._requests(read, [nothing] * len(read), options), builder, use_tqdm)
 
     def chat(  # noqa: PLR0913  the parameters of vLLM
@@ -157,8 +162,8 @@ class LLM(PoolingMethods):
             continue_final_message,
             chat_template_kwargs,
         )
-        read = [self._tokenized(self.tokenizer.chat_tokens, each, *arguments) for each in conversations]
-        texts = [text for text, _ in read]
+        read = [self._read_chat(each, *arguments) for each in conversations]
+        texts = [prompt.text or "" for prompt in read]
         params, options = self._params_for(texts, sampling_params), self._options(texts, priority, lora_request)
         return self._run(self._requests(read, params, options), RequestOutputBuilder, use_tqdm)
 
@@ -196,19 +201,29 @@ class LLM(PoolingMethods):
             )
         return list(values)
 
-    def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _read(self, prompt: Prompt, place: str) -> TokenizedPrompt:
+        """Tokenize a prompt; ``place`` is its name in errors."""
         if isinstance(prompt, dict):
             text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            if ids is not None:
-                return text, list(ids)
-            assert text is not None, "listed_prompts has checked it"
-            return self._encoded(text)
+            if ids is None:
+                assert text is not None, "listed_prompts has checked it"
+                ids = self._encoded(text)
+            if images := images_of(prompt, place):
+                return self._images.add(text, list(ids), images, f"{place}.prompt")
+            return TokenizedPrompt(text, list(ids))
         if isinstance(prompt, str):
-            return self._encoded(prompt)
-        return None, list(prompt)
+            return TokenizedPrompt(prompt, self._encoded(prompt))
+        return TokenizedPrompt(None, list(prompt))
 
-    def _encoded(self, prompt: str) -> tuple[str | None, list[int]]:
-        return prompt, self._tokenized(self.tokenizer.encode, prompt)
+    def _read_chat(self, messages: list[dict[str, object]], *arguments: Any) -> TokenizedPrompt:
+        """Render and tokenize a conversation."""
+        _, images = take_images(read_messages(messages))
+        token = self._images.image_token(images)
+        text, ids = self._tokenized(self.tokenizer.chat_tokens, messages, *arguments, token)
+        return self._images.add(text, ids, images, "messages") if images else TokenizedPrompt(text, ids)
+
+    def _encoded(self, prompt: str) -> list[int]:
+        return self._tokenized(self.tokenizer.encode, prompt)
 
     @staticmethod
     def _tokenized(encode: Callable[..., _Encoded], *arguments: Any) -> _Encoded:
@@ -241,17 +256,18 @@ class LLM(PoolingMethods):
 
     def _requests(
         self,
-        prompts: Sequence[tuple[str | None, list[int]]],
+        prompts: Sequence[TokenizedPrompt],
         params: list[SamplingParams],
         options: list[RequestOptions],
     ) -> list[Request]:
         """Return a request for each prompt. Raises the errors of grammars and of budgets of thoughts."""
         requests = []
-        for (text, ids), each, option in zip(prompts, params, options, strict=True):
-            ids = truncated(ids, each, self.engine.limits)
+        for prompt, each, option in zip(prompts, params, options, strict=True):
+            check_not_truncated(prompt.media, each)
+            ids = truncated(prompt.token_ids, each, self.engine.limits)
             if each.grammar is not None:
                 self._checks.check_grammar(each)
-            prompt = TokenizedPrompt(text, ids, self._checks.thought_budget(ids, each))
+            prompt = replace(prompt, token_ids=ids, thought=self._checks.thought_budget(ids, each))
             requests.append(Request(str(next(self._ids)), [prompt], each, option, within_context=True))
         return requests
 

@@ -9,18 +9,22 @@ from aiakq.errors import error
 
 
 class PromptDict(TypedDict, total=False):
-    """A prompt as a text or token ids. ``cache_salt`` limits prefix caching to prompts with the same salt."""
+    """A prompt as a text or token ids. ``cache_salt`` limits prefix caching to prompts with the same salt.
+
+    multi_modal_data  {"image": an image of Pillow, or a list of them}, for the placeholders of the prompt, in order.
+    """
 
     prompt: str | None
     prompt_token_ids: list[int] | None
     cache_salt: str | None
+    multi_modal_data: dict[str, object] | None
 
 
 #: A prompt: text, token ids, or a dict of either.
 Prompt = str | list[int] | PromptDict
 Prompts = Prompt | Sequence[Prompt]
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
 #: Keys of vLLM's prompts that change nothing for text.
 _WITHOUT_EFFECT = ("type", "mm_processor_kwargs", "multi_modal_uuids")
 _FORMS = "text, a list of token ids, or a dict with prompt or prompt_token_ids"
@@ -58,7 +62,7 @@ def _check_keys(prompt: dict[str, object], place: str) -> None:
         if key not in _KEYS and key not in _WITHOUT_EFFECT and not is_empty:
             reason = f"a prompt has the keys {', '.join(_KEYS)}"
             raise error("unsupported_parameter", param=f"{place}.{str(key)[:64]}", reason=reason)
-    text, ids, salt = (prompt.get(key) for key in _KEYS)
+    text, ids, salt = (prompt.get(key) for key in _KEYS[:3])
     if ids is None and text is None:
         raise error("invalid_type", param=place, reason="prompt or prompt_token_ids is expected in it")
     if text is not None and not isinstance(text, str):

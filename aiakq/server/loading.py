@@ -138,9 +138,9 @@ async def _load_engines_and_tokenizer(
     async def load_tokenizer() -> None:
         if not args.skip_tokenizer_init:
             await text.spawn()
-        source = (await configured).tokenizer
+        known = await configured
         start_time = time.monotonic()
-        await text.load(source)
+        await text.load(known.tokenizer, known.images)
         facts = text.loaded.facts
         parsers.message_format(
             text.loaded.tools_template, facts.takes_tools

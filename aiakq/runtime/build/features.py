@@ -21,6 +21,7 @@ RESOURCES: Registry[Callable[[SchedulerConfig, PagePool], Resource | None]] = Re
     "aiakq.resources",
     {
         "lora": "aiakq.runtime.lora.parts:new_resource",
+        "multimodal": "aiakq.runtime.multimodal.parts:new_resource",
         "speculation": "aiakq.runtime.speculation.parts:new_planner",
     },
 )
@@ -30,6 +31,7 @@ EXECUTOR_PARTS: Registry[Callable[[EngineConfig, Model, bool], ExecutorPart | No
     "aiakq.executor_parts",
     {
         "lora": "aiakq.runtime.lora.parts:new_part",
+        "multimodal": "aiakq.runtime.multimodal.parts:new_part",
         "pooling": "aiakq.runtime.pooling.parts:new_part",
         "structured": "aiakq.runtime.structured.executor_part:new_part",
     },

@@ -8,6 +8,7 @@ from aiakq.runtime.loader.opening import open_weights
 from aiakq.runtime.loader.required import adaptable_modules
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model
+from aiakq.runtime.multimodal.parts import media_limits
 from aiakq.runtime.protocol.limits import AdapterLimits, ModelLimits
 from aiakq.runtime.protocol.pooling_params import PoolingLimits
 
@@ -33,6 +34,7 @@ def limits_of(config: EngineConfig, model: Model, max_kv_tokens: int) -> ModelLi
         grammars=config.generation.grammars,
         pooling=_pooling_limits(config, model),
         adapters=_adapter_limits(config, model),
+        media=media_limits(config, model),
     )
 
 

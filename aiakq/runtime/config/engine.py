@@ -13,6 +13,7 @@ from aiakq.runtime.config.device import DeviceConfig
 from aiakq.runtime.config.hf_config import GenerationConfig, model_config, with_overrides_as_values
 from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig, OutputHead, length_limit
+from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.quantization import check_rotation, check_scales, checked_spec, rounding_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
@@ -32,6 +33,7 @@ class EngineConfig:
     max_logprobs   maximum number of log-probabilities per position.
     pooling        how the model pools prompts; None if it generates text.
     draft          config of the draft model; None without one.
+    multimodal     what the model reads besides text; None if nothing.
     """
 
     model: ModelConfig
@@ -49,6 +51,7 @@ class EngineConfig:
     max_logprobs: int
     pooling: PoolingConfig | None = None
     draft: EngineConfig | None = None
+    multimodal: MultimodalConfig | None = None
 
     @property
     def architecture(self) -> str:
@@ -96,6 +99,15 @@ class EngineConfig:
             max_logprobs=model.vocab_size if args.max_logprobs == -1 else args.max_logprobs,
             pooling=pooling,
         )
+        if pooling is None:
+            speculation = config.scheduler.speculation
+            has_draft_model = speculation is not None and speculation.model is not None
+            multimodal = MultimodalConfig.from_args(args, str(load.path), stated, has_draft_model)
+            config = replace(config, multimodal=multimodal)
+            if multimodal is not None and not multimodal.refusal:
+                # A prompt of nothing but images fits.
+                scheduler = replace(config.scheduler, encoder_cache_tokens=max_model_len)
+                config = replace(config, scheduler=scheduler)
         embeds = pooling is not None and not pooling.label_tokens
         check_rotation(stated, config.scheduler.lora is not None, embeds)
         if config.scheduler.lora is not None:

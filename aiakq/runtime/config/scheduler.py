@@ -23,6 +23,7 @@ class SchedulerConfig(SchedulerArguments):
     num_stages          number of pipeline stages, and so of steps in flight.
     speculation         settings of speculative decoding; None without it.
     lora                limits on LoRA adapters; None if LoRA is disabled.
+    encoder_cache_tokens  tokens of images whose embeddings are kept; 0 for a model that reads text only.
     """
 
     max_num_seqs: int
@@ -32,6 +33,7 @@ class SchedulerConfig(SchedulerArguments):
     num_stages: int = 1
     speculation: SpeculationConfig | None = None
     lora: LoraConfig | None = None
+    encoder_cache_tokens: int = 0
 
     @property
     def max_rows(self) -> int:

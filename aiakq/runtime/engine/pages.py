@@ -32,6 +32,11 @@ def page_hash(parent: bytes, token_ids: SequenceType[int]) -> bytes:
     return hashlib.blake2b(parent + struct.pack(f"<{len(token_ids)}I", *token_ids), digest_size=16).digest()
 
 
+def media_hash(page: bytes, items: SequenceType[str]) -> bytes:
+    """Return the hash of a page with the hash ``page`` in which ``items`` begin, each a position and a key."""
+    return hashlib.blake2b(page + "\0".join(items).encode(), digest_size=16, person=b"aiakq media").digest()
+
+
 class PagePool:
     """Allocates pages, counts their references, and looks up the pages of cached prefixes."""
 

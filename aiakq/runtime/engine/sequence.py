@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
 
-from aiakq.runtime.engine.pages import page_hash, root_hash
+from aiakq.runtime.engine.pages import media_hash, page_hash, root_hash
 from aiakq.runtime.protocol.output import RequestTimes
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.step import Chunk, Decodes, NewSequence, TokenLogprobs
@@ -69,6 +69,7 @@ class Sequence:
         self.client, self.adapter = options.client, options.adapter
         self.reads_whole_prompt = sampling.prompt_logprobs is not None or options.reads_every_token
         self._repetition = sampling.repetition_detection
+        self._media_starts = [(item.first, item.key) for item in self.spec.media]
         # The keys and values of the last token are never needed.
         self.num_needed_tokens = self.num_prompt + max(self.spec.max_tokens - 1, 0)
 
@@ -107,8 +108,18 @@ class Sequence:
         while len(self.hashes) < count:
             start = len(self.hashes) * page_size
             parent = self.hashes[-1] if self.hashes else self.scope
-            self.hashes.append(page_hash(parent, self.token_ids[start : start + page_size]))
+            hashed = page_hash(parent, self.token_ids[start : start + page_size])
+            if self._media_starts:
+                hashed = self._with_media(hashed, start, start + page_size)
+            self.hashes.append(hashed)
         return self.hashes[:count]
+
+    def _with_media(self, hashed: bytes, start: int, end: int) -> bytes:
+        """Return the hash of a page of tokens ``start`` .. ``end - 1`` with the keys of the images that begin in it:
+        hashes are chained, so that all later pages depend on them too.
+        """
+        begin = [f"{first - start} {key}" for first, key in self._media_starts if start <= first < end]
+        return media_hash(hashed, begin) if begin else hashed
 
     def introduction(self) -> NewSequence:
         """The record with which the executor gets to know the sequence; from then on it keeps its tokens and pages."""

@@ -18,7 +18,7 @@ from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.executor.captured import CapturedStep, capture_step
 from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.output_reader import sampled_positions
-from aiakq.runtime.executor.sequences import ExecutorPart, RowPart, RunningSequences, SequenceState
+from aiakq.runtime.executor.sequences import ExecutorPart, InputPart, RowPart, RunningSequences, SequenceState
 from aiakq.runtime.executor.states import StateRows
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
@@ -95,6 +95,7 @@ class Runner:
         self.states = states
         self.parts = parts
         self._row_parts = [part for part in parts if isinstance(part, RowPart)]
+        self._input_parts = [part for part in parts if isinstance(part, InputPart)]
         self.caches = model.new_caches(num_pages, page_size, 1 if states is None else states.num_rows)
         self.captured: CapturedStep | None = None
 
@@ -112,7 +113,7 @@ class Runner:
         Returns logits [R, V] float32 of ``step.logit_rows``, or the input of the next stage. The next call may
         overwrite the result.
         """
-        if self.captured is not None and self.captured.accepts(step):
+        if self.captured is not None and not step.input_rows and self.captured.accepts(step):
             return self.captured(step)
         return self.model.forward(step, self.caches)
 
@@ -174,6 +175,11 @@ class Runner:
             states=None if self.states is None else self.states.context(decodes.chunks() + chunks, sequences),
         )
         model_input = ModelInput(token_column, position_column, context, row_column)
+        if self._input_parts:
+            found = [
+                part.input_rows(chunks, sequences[num_decodes:], starts[num_decodes:]) for part in self._input_parts
+            ]
+            model_input.input_rows = [rows for rows in found if rows is not None]
         numbers = [token_ids, positions, slots, logit_rows, starts, lengths]
         return StepInput(model_input, rows_of, columns.unknown, columns.unknown_sequences, numbers, page_table)
 

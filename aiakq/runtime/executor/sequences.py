@@ -15,9 +15,10 @@ from aiakq.kernels.ops.sampling import SampleRow
 from aiakq.runtime.executor.logits_modifier import LogitsModifier, Modifier
 from aiakq.runtime.executor.output_reader import OutputReader, new_logprobs_reader
 from aiakq.runtime.executor.row_transforms import RowMask
+from aiakq.runtime.models.interface import InputRows
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import LogitsProcessor
-from aiakq.runtime.protocol.step import NewSequence, StepBatch
+from aiakq.runtime.protocol.step import Chunk, NewSequence, StepBatch
 
 
 class SequenceState:
@@ -86,6 +87,19 @@ class RowPart(ExecutorPart, Protocol):
 
         starts      of the tokens of each sequence, and their end.
         logit_rows  rows of the logits of each sequence.
+        """
+
+
+@runtime_checkable
+class InputPart(ExecutorPart, Protocol):
+    """A part that replaces embeddings of tokens, in the executor of the first stage."""
+
+    def input_rows(
+        self, chunks: Sequence[Chunk], sequences: Sequence[SequenceState], starts: list[int]
+    ) -> InputRows | None:
+        """Return the embeddings that the next step reads in place of those of its tokens; None if there are none.
+
+        starts  row of the first token of each chunk.
         """
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.inventory import FLOATS, Difference, refusal
 from aiakq.formats.model_folder import INDEX, some_of
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.hf.quiet import without_load_report
 from aiakq.runtime.hf.tensor_names import TensorNames
 
 logger = logging.getLogger("aiakq.runtime")
@@ -39,7 +39,7 @@ def load_checkpoint(
     """Load the model through transformers."""
     checkpoint = Checkpoint.open(config.load.path, config.load.weights, config.load.ignore_patterns, config.model.raw)
     _ = checkpoint.spec  # names formats that aiakq does not read
-    with _without_load_report():
+    with without_load_report():
         hf, info = _load(hf_config, config, checkpoint, options)
     if unused := _unused(info, checkpoint):
         reason = "tensors of the checkpoint that transformers' model does not use"
@@ -102,16 +102,3 @@ def _differences(hf: Any, info: Mapping[str, Any]) -> list[Difference]:
     for name, stored, expected in sorted(info["mismatched_keys"]):
         differences.append(Difference(name, str(list(stored)), str(list(expected))))
     return differences
-
-
-@contextlib.contextmanager
-def _without_load_report() -> Iterator[None]:
-    """Silence transformers' report of missing and unexpected tensors, which would list quantized ones."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

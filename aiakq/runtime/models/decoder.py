@@ -436,4 +436,6 @@ class Decoder:
             x = _plain(self.after_embedding(x))
         if self.project_in is not None:
             x = self.project_in(x)
+        for replaced in step.input_rows:
+            x = x.index_copy(0, replaced.rows, replaced.values)
         return StageOutput(x, None if self.positions is None else self.positions(step.positions))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +30,14 @@ def whole_logits(output: Tensor | StageOutput) -> Tensor:
 
 
 @dataclass
+class InputRows:
+    """Embeddings ``values`` [N, hidden] in the activation dtype that replace those of the tokens in ``rows`` [N] int64."""
+
+    rows: Tensor
+    values: Tensor
+
+
+@dataclass
 class ModelInput:
     """The flattened tokens of one step.
 
@@ -39,6 +48,7 @@ class ModelInput:
     hidden      output of the previous stage, or of the target model of an EAGLE-3 head, which is modified; None
                 elsewhere.
     aux_hidden_states  filled in by the model: [T, hidden] before each of its ``aux_layers``.
+    input_rows  embeddings that replace those of some tokens, as the input of the first block.
     """
 
     token_ids: Tensor
@@ -47,6 +57,7 @@ class ModelInput:
     logit_rows: Tensor
     hidden: StageOutput | None = None
     aux_hidden_states: list[Tensor] = field(default_factory=list)
+    input_rows: Sequence[InputRows] = ()
 
 
 class Model(Protocol):

@@ -9,6 +9,7 @@ import msgspec
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.protocol.parameter import request_error
 from aiakq.runtime.protocol.request import DEFAULT_OPTIONS, PRIORITY, RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
@@ -23,15 +24,17 @@ def admit(
     bad_word_ids: Sequence[list[int]] = (),
     options: RequestOptions = DEFAULT_OPTIONS,
     within_context: bool = False,
+    media: tuple[MediaItem, ...] = (),
 ) -> RequestSpec:
     """Validate a request against ``limits`` and create its ``RequestSpec``.
 
     index           index of the sequence in a request with n > 1.
     bad_word_ids    token ids of ``params.bad_words``.
     within_context  reduce a ``max_tokens`` that exceeds the context length, instead of refusing it.
+    media           images of the prompt.
 
     Raises AiakqError: empty_prompt, invalid_token_id, context_length_exceeded, value_out_of_range, invalid_type,
-    unsupported_parameter, task_mismatch.
+    unsupported_parameter, task_mismatch, media_refused.
     """
     limits.check_task(options, prompt_token_ids)
     if not prompt_token_ids:
@@ -40,6 +43,8 @@ def admit(
     _check_ids_of_parameters(params, bad_word_ids, limits.vocab_size)
     _check_priority(options.priority, limits)
     _check_logprobs(params, limits)
+    if media:
+        limits.media.check(media, len(prompt_token_ids))
     longest = min(limits.max_model_len, limits.max_kv_tokens)
     max_new_tokens = longest - len(prompt_token_ids)
     max_tokens = max_new_tokens if params.max_tokens is None else params.max_tokens
@@ -63,6 +68,7 @@ def admit(
         bad_word_ids=list(bad_word_ids),
         options=options,
         grammar=None if params.grammar is None else limits.grammars.apply(params.grammar),
+        media=media,
     )
 
 

@@ -89,6 +89,12 @@ class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
     adapter: AdapterRef
 
 
+class DropMedia(msgspec.Struct, frozen=True, tag="drop_media"):
+    """Remove the embeddings of these items from the encoder cache."""
+
+    keys: list[str]
+
+
 class PrepareGrammar(msgspec.Struct, frozen=True, tag="prepare_grammar"):
     """Begin to compile a grammar while steps run. While the future exists, the compiled grammar stays in memory; if it
     is cancelled, no request waits for the grammar any more.
@@ -108,6 +114,6 @@ Command = Abort | ResetPrefixCache | EnableDrafts | UnloadAdapter | AdapterStage
 #: New requests, and commands, in order.
 Inbox = list[RequestSpec | Command]
 #: What an executor does before it runs the chunks of a batch.
-ExecutorCommand = UseVocabulary | ResetSequences | EnableDrafts | DropAdapter | FreeAdapter | LoadAdapter
+ExecutorCommand = UseVocabulary | ResetSequences | EnableDrafts | DropAdapter | FreeAdapter | LoadAdapter | DropMedia
 #: What an executor does while steps run.
 Preparation = PrepareGrammar | PrepareAdapter

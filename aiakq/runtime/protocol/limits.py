@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.grammar import GrammarDefaults
+from aiakq.runtime.protocol.media import MediaLimits
 from aiakq.runtime.protocol.pooling_params import Pooling, PoolingLimits
 from aiakq.runtime.protocol.request import DEFAULT_OPTIONS, RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
+
+#: Of models that read nothing but text.
+TEXT_ONLY = MediaLimits("only text is read")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class ModelLimits:
     grammars        defaults of structured output.
     pooling         how prompts are pooled; None for a model that generates text.
     adapters        limits on LoRA adapters; None if LoRA is disabled.
+    media           what prompts may have besides text.
     """
 
     vocab_size: int
@@ -55,6 +60,7 @@ class ModelLimits:
     grammars: GrammarDefaults = GrammarDefaults()
     pooling: PoolingLimits | None = None
     adapters: AdapterLimits | None = None
+    media: MediaLimits = TEXT_ONLY
 
     @property
     def generates(self) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 from aiakq.constraints import Constraint
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.protocol.pooling_params import Pooling
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.thought_budget import ThoughtBudget
@@ -54,11 +55,15 @@ DEFAULT_OPTIONS = RequestOptions()
 
 @dataclass(frozen=True)
 class Prompt:
-    """One tokenized prompt. ``text`` is None when the client sent token ids; ``thought`` is the budget behind it."""
+    """One tokenized prompt. ``text`` is None when the client sent token ids; ``thought`` is the budget behind it.
+
+    media  its images, in order.
+    """
 
     text: str | None
     token_ids: list[int]
     thought: ThoughtBudget | None = None
+    media: tuple[MediaItem, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     grammar          grammar that the generated text has to match.
     thought          the longest thought, and how it is ended.
     group            the same for all sequences of a request, and for no other request; "" if it has only one.
+    media            images of the prompt, in order.
     """
 
     request_id: str
@@ -111,3 +117,4 @@ class RequestSpec(msgspec.Struct, frozen=True):
     grammar: Grammar | None = None
     thought: ThoughtBudget | None = None
     group: str = ""
+    media: tuple[MediaItem, ...] = ()

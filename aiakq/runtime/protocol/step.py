@@ -23,6 +23,8 @@ NOTHING_LEFT = "no token is left that the request allows"
 GRAMMAR_FAILED = "its grammar cannot be followed any further"
 #: Prefix of the ``error`` of a sequence whose LoRA adapter could not be loaded.
 ADAPTER_FAILED = "its adapter cannot be loaded"
+#: Prefix of the ``error`` of a sequence with an image that could not be encoded.
+MEDIA_FAILED = "its image cannot be encoded"
 
 
 class NewSequence(msgspec.Struct, frozen=True):

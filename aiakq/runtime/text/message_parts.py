@@ -13,6 +13,7 @@ from typing import Any
 
 from aiakq.errors import error, first_line
 from aiakq.runtime.protocol.unicode_text import has_surrogates
+from aiakq.runtime.text.image_parts import IMAGE_PARTS, ImageSource, read_image
 
 #: Type of a part with text -> the field of its text.
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -59,6 +60,7 @@ class Content:
     thoughts  its reasoning, one entry per part.
     calls     (id, name, arguments) of its calls.
     results   (id of the call, text, number of texts before it) of its results.
+    images    (source, number of texts before it) of its images.
     is_list   whether it was given as a list.
     """
 
@@ -66,12 +68,28 @@ class Content:
     thoughts: list[str] = field(default_factory=list)
     calls: list[tuple[str | None, str, Any]] = field(default_factory=list)
     results: list[tuple[str | None, str, int]] = field(default_factory=list)
+    images: list[tuple[ImageSource, int]] = field(default_factory=list)
     is_list: bool = False
 
     @property
     def value(self) -> Any:
-        """The text as a string, or as parts of type text if it was given as a list."""
-        return as_parts(self.texts) if self.is_list and self.texts else "\n".join(self.texts)
+        """The text as a string, or as parts if it was given as a list; see ``parts``."""
+        return self.parts() if self.is_list and (self.texts or self.images) else "\n".join(self.texts)
+
+    def parts(self, begin: int = 0, end: int | None = None) -> list[dict[str, Any]]:
+        """Return the texts ``begin`` .. ``end - 1`` as parts of type text, with those of type image among them.
+
+        An image between two such ranges belongs to the later one.
+        """
+        is_last = end is None or end == len(self.texts)
+        end = len(self.texts) if end is None else end
+        parts: list[dict[str, Any]] = []
+        for number in range(begin, end + 1):
+            if number < end or is_last:
+                parts += [{"type": "image", "image": source} for source, before in self.images if before == number]
+            if number < end:
+                parts += as_parts([self.texts[number]])
+        return parts
 
 
 def as_parts(texts: list[str]) -> list[dict[str, str]]:
@@ -214,8 +232,9 @@ def _with_results(message: dict[str, object], content: Content) -> list[dict[str
     messages: list[dict[str, object]] = []
     begin = 0
     for call_id, text, position in [*content.results, (None, "", len(content.texts))]:
-        if position > begin:
-            messages.append({**message, "content": as_parts(content.texts[begin:position])})
+        is_last = position == len(content.texts) and call_id is None
+        if position > begin or (is_last and any(before >= begin for _, before in content.images)):
+            messages.append({**message, "content": content.parts(begin, position)})
             begin = position
         messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
     return messages[:-1]
@@ -288,6 +307,8 @@ def _read_part(read: Content, part: object, path: str, role: str) -> None:
     elif kind == "tool_result":
         text = join_text_parts(part.get("content"), f"{path}.content", "system")  # nothing but text
         read.results.append((string_of(part, "tool_use_id", path), text, len(read.texts)))
+    elif kind in IMAGE_PARTS and role in ("user", ""):
+        read.images.append((read_image(part, kind, path), len(read.texts)))
     elif kind not in _UNREADABLE:
         raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
 

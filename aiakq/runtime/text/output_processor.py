@@ -160,7 +160,15 @@ class OutputProcessor:
         if words is None:
             words = bad_word_ids(self.tokenizer, params.bad_words or ())
         first = admit(
-            f"{prompt_id}/0", prompt.token_ids, params, self.limits, 0, words, request.options, request.within_context
+            f"{prompt_id}/0",
+            prompt.token_ids,
+            params,
+            self.limits,
+            0,
+            words,
+            request.options,
+            request.within_context,
+            prompt.media,
         )
         thought = prompt.thought
         if thought is not None and thought.max_tokens < first.max_tokens:  # else it is never used up

@@ -294,9 +294,11 @@ class Tokenizer:
         content_format: str = "auto",
         continue_final_message: bool = False,
         arguments: Mapping[str, object] | None = None,
+        image_token: str = "",
     ) -> str:
         """Render a conversation to the prompt text; ``template`` replaces the model's own.
 
+        ``image_token`` is the placeholder of images; without it, they raise ``unsupported_parameter``.
         Content may be parts of other APIs, see ``read_messages``; for ``content_format``, see ``ChatTemplate.checked``.
         ``arguments`` are further variables of the template. Raises ``no_chat_template``, ``chat_template`` when the
         template rejects the messages, and as ``check_chat_arguments``, ``described_tools``, ``read_messages`` and
@@ -305,9 +307,12 @@ class Tokenizer:
         if template is None and not self.has_chat_template:
             raise error("no_chat_template")
         from aiakq.runtime.text.chat_template import as_template_error, check_chat_arguments
+        from aiakq.runtime.text.image_parts import take_images, text_only
         from aiakq.runtime.text.message_parts import described_tools, read_messages
 
-        read = read_messages(messages)
+        read, images = take_images(read_messages(messages))
+        if images and not image_token:
+            raise text_only(images[0], "only text is read")
         described = described_tools(tools)
         check_chat_arguments(content_format, arguments or {})
         values = {**(arguments or {}), "add_generation_prompt": add_generation_prompt}
@@ -315,9 +320,9 @@ class Tokenizer:
         values |= {"tools": described} if described else {}
         try:
             if _renders_as_transformers(self.hf):
-                return self._chat_template(template, bool(tools), content_format, arguments or {}).render(
-                    read, **values
-                )
+                found = self._chat_template(template, bool(tools), content_format, arguments or {})
+                found.image_token = image_token
+                return found.render(read, **values)
             prompt: str = self.hf.apply_chat_template(read, tokenize=False, chat_template=template, **values)
         except AiakqError:
             raise

@@ -9,8 +9,10 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.text.image_parts import take_images
 from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
 from aiakq.server.api.message_parser import MessageFormat
+from aiakq.server.api.request_images import RequestImages
 from aiakq.server.api.service_options import ServiceOptions
 from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.process.text_client import TextClient
@@ -47,6 +49,7 @@ class Renderer:
         self.message_format = message_format
         self.template_defaults = options.template_kwargs
         self.unknown_fields = UnknownFields(options.unknown_fields, on_ignored)
+        self._images = RequestImages(options.media_path, options.media_domains)
         self.thought_end_ids: list[int] | None = None  # tokens of the text that ends thoughts, once they are needed
 
     async def tokenize_prompts(
@@ -129,16 +132,30 @@ class Renderer:
 
         Raises also no_chat_template and chat_template.
         """
-        request = TextRequest(
-            0,
-            messages=messages,
-            arguments=self.template_arguments(template_kwargs),
-            call_syntax=self.message_format.call_syntax,
-            add_special_tokens=add_special_tokens,
-        )
+        request = await self.chat_request(messages, self.template_arguments(template_kwargs), add_special_tokens)
+        if request.images and params.truncate_prompt_tokens is not None:
+            reason = "a prompt with images is not truncated"
+            raise error("unsupported_parameter", param="truncate_prompt_tokens", reason=reason)
         reply = await self.text.run(self._limited(request, params))
         self._check_length(reply.num_chars, request, params)
         return self.truncate_prompts(self._prompts([reply.text], reply, request, params), params)[0]
+
+    async def chat_request(
+        self, messages: list[dict[str, object]], arguments: dict[str, object], add_special_tokens: bool
+    ) -> TextRequest:
+        """Return the request to render and tokenize a conversation, with its images.
+
+        Raises unsupported_parameter and media_refused for images that the model or the server does not read.
+        """
+        bare, sources = take_images(messages)
+        return TextRequest(
+            0,
+            messages=bare,
+            arguments=arguments,
+            call_syntax=self.message_format.call_syntax,
+            images=await self._images.read(sources, self.limits.media) if sources else [],
+            add_special_tokens=add_special_tokens,
+        )
 
     def truncate_prompts(self, prompts: list[Prompt], params: SamplingParams) -> list[Prompt]:
         """Apply ``truncate_prompt_tokens``."""
@@ -175,7 +192,7 @@ class Renderer:
                 raise self._too_long(count, params)
             if self._has_unknown_tokens:
                 self._check_known(token_ids)
-            prompts.append(Prompt(text if count == len(token_ids) else None, token_ids))
+            prompts.append(Prompt(text if count == len(token_ids) else None, token_ids, media=tuple(reply.media)))
         return prompts
 
     @cached_property

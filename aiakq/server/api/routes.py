@@ -57,12 +57,13 @@ UNAVAILABLE = ("engine_dead", "engine_restarting", "shutting_down")
 TOKENIZATION = (
     *("no_tokenizer", "no_chat_template", "no_default_template", "chat_template", "template_loses"),
     *("template_unusable", "template_loses_users", "tokenization", "tokenizer_mismatch", "invalid_token_id"),
+    *("media_refused", "no_pillow"),
 )
 #: Generation requests, in addition to the errors of their fields.
 GENERATION = (
     *("empty_prompt", "too_many_prompts", "context_length_exceeded", "nothing_left", "overloaded", "queue_timeout"),
     *("time_limit", "numerical_error", "engine_restarted", "engine_timeout", "request_quarantined", "aborted"),
-    *("slow_reader", "task_mismatch", "adapter_lost"),
+    *("slow_reader", "task_mismatch", "adapter_lost", "media_failed"),
 )
 #: Requests with a prompt, from tokenization to the engine.
 PROMPT_ERRORS = (*TOKENIZATION, *UNAVAILABLE, *GENERATION)

@@ -11,7 +11,7 @@ from functools import cached_property
 from aiakq.errors import AiakqError
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.renderer import Renderer
-from aiakq.server.api.service_options import MIN_BODY_BYTES, ServiceOptions
+from aiakq.server.api.service_options import MIN_BODY_BYTES, MIN_IMAGE_BODY_BYTES, ServiceOptions
 from aiakq.server.errors import copy_error
 from aiakq.server.process.replicas import Requests
 from aiakq.server.process.text_client import TextClient
@@ -81,7 +81,9 @@ class Service:
     @cached_property
     def max_body_bytes(self) -> int:
         """Maximum size of a request body."""
-        return self.options.max_body_bytes or max(MIN_BODY_BYTES, 8 * self.model.limits.max_model_len)
+        limits = self.model.limits
+        least = MIN_BODY_BYTES if limits.media.refusal else MIN_IMAGE_BODY_BYTES
+        return self.options.max_body_bytes or max(least, 8 * limits.max_model_len)
 
     @cached_property
     def max_values(self) -> int:

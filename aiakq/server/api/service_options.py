@@ -11,6 +11,8 @@ from aiakq.server.telemetry.observers import enable_request_log
 
 #: Smallest default limit of a request body; models with long contexts have a larger one.
 MIN_BODY_BYTES = 4 << 20
+#: The same for models that read images, which clients send in base64.
+MIN_IMAGE_BODY_BYTES = 48 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class ServiceOptions:
     log_outputs                 log what requests generate.
     template_kwargs             arguments of chat templates, below those of a request.
     root_path                   path prefix under which a proxy exposes the server.
+    media_path                  folder of images that file:// URLs may name; None for none.
+    media_domains               hosts from which images are fetched; empty for every public one.
     playground_servers          other servers that the playground may send requests to.
     """
 
@@ -46,6 +50,8 @@ class ServiceOptions:
     log_outputs: bool = False
     template_kwargs: Mapping[str, object] = field(default_factory=dict)
     root_path: str = ""
+    media_path: str | None = None
+    media_domains: Sequence[str] = ()
     playground_servers: Sequence[str] = ()
 
     @staticmethod
@@ -68,5 +74,7 @@ class ServiceOptions:
             log_outputs=args.enable_log_outputs,
             template_kwargs=template_defaults(args.default_chat_template_kwargs),
             root_path=args.root_path,
+            media_path=args.allowed_local_media_path,
+            media_domains=args.allowed_media_domains or (),
             playground_servers=args.playground_servers or (),
         )

@@ -93,14 +93,12 @@ async def tokenize(service: Service, request: Request) -> Response:
         payload = parse_body(TokenizeChatRequest, body, service.renderer.unknown_fields)
         payload.name_hidden(service.renderer.text.loaded.facts, service.renderer.unknown_fields)
         service.model.check_name(payload.model)
-        text_request = TextRequest(
-            0,
-            messages=payload.conversation(),
-            arguments=service.renderer.template_arguments(
+        text_request = await service.renderer.chat_request(
+            payload.conversation(),
+            service.renderer.template_arguments(
                 payload.template_kwargs(service.renderer.chat_template, service.renderer.unknown_fields)
             ),
-            call_syntax=service.renderer.message_format.call_syntax,
-            add_special_tokens=bool(payload.add_special_tokens),
+            bool(payload.add_special_tokens),
         )
     else:
         payload = parse_body(TokenizeRequest, body, service.renderer.unknown_fields)

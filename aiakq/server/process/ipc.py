@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from aiakq.arguments.engine import EngineArguments
+from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import Command
 from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.protocol.output import StepOutput
 from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
@@ -34,7 +36,7 @@ class Start(msgspec.Struct, tag="start"):
 
 
 #: The fields of ``RequestSpec`` whose values sequences share, such as long lists of ids.
-_SHARED = ("prompt_token_ids", "sampling", "options", "grammar")
+_SHARED = ("prompt_token_ids", "sampling", "options", "grammar", "media")
 #: A ``RequestSpec`` that refers to shared values by their index in ``Submit``.
 SequenceFrame: Any = msgspec.defstruct(
     "SequenceFrame",
@@ -49,6 +51,7 @@ class Submit(msgspec.Struct, tag="submit"):
     sampling: list[SamplingParams]
     options: list[RequestOptions]
     grammar: list[Grammar | None]
+    media: list[tuple[MediaItem, ...]]
     sequences: list[SequenceFrame]
 
     @classmethod
@@ -106,6 +109,7 @@ class Configured(msgspec.Struct, tag="configured"):
 
     sampling  default sampling parameters from the model's generation_config.json.
     files     identity of the files in the model folder, from ``formats.model_folder.folder_identity``.
+    images    how it reads images; None if it reads text only.
     """
 
     model: str
@@ -113,6 +117,7 @@ class Configured(msgspec.Struct, tag="configured"):
     dtype: str
     sampling: dict[str, Any]
     files: dict[str, tuple[int, int, int, int]]
+    images: MultimodalConfig | None = None
 
 
 class Loading(msgspec.Struct, tag="loading"):

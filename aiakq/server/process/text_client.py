@@ -18,11 +18,13 @@ import msgspec
 
 from aiakq.arguments.server import KEY_VARIABLES
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.protocol.grammar import Grammar, not_enforceable
 from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.vocabulary import end_failure
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
 from aiakq.server.process.text_messages import (
+    MAX_IMAGE_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
     WITHOUT_TORCH,
@@ -140,9 +142,12 @@ class TextClient:
             vocabulary = msgspec.msgpack.decode(self.loaded.vocabulary, type=Vocabulary)
             self.end_failure = end_failure(vocabulary, self.tokenizer, eos_ids)
 
-    async def load(self, source: TokenizerSource) -> None:
-        """Load the tokenizer and probe it. Raises the errors of ``TokenizerSource.load``."""
-        self._setup.source = source
+    async def load(self, source: TokenizerSource, images: MultimodalConfig | None = None) -> None:
+        """Load the tokenizer and probe it; ``images`` says how the model reads images, if it does.
+
+        Raises the errors of ``TokenizerSource.load``.
+        """
+        self._setup.source, self._setup.images = source, images
         if source.left_out:
             return
         await self.start()
@@ -212,10 +217,12 @@ class TextClient:
         """Run ``request`` on a worker and return the reply. If the caller is cancelled, the request is dropped.
 
         Raises no_tokenizer, no_chat_template, no_default_template, chat_template, template_loses, template_unusable,
-        tokenization, invalid_type, worker_lost.
+        tokenization, invalid_type, media_refused, worker_lost.
         """
         if self._setup.source.left_out:
             raise error("no_tokenizer")
+        if request.images and self.loaded.image_failure is not None:
+            raise self.loaded.image_failure.error()
         if request.messages is not None:
             if not self.loaded.has_template:
                 raise error("no_chat_template")
@@ -224,6 +231,8 @@ class TextClient:
         reply = await self._replied(request)
         if reply.error is not None:
             raise reply.error.error()
+        if reply.failure and reply.failed == "image":
+            raise error("media_refused", param="messages", reason=f"of its images, {reply.failure}")
         if reply.failure and reply.failed == "template":
             raise error("chat_template", reason=reply.failure)
         if reply.failure:
@@ -345,6 +354,7 @@ class TextClient:
         process, client = self._process, client_of_request.get()
         channel = await self._queue.take(client, is_long, is_alone)
         seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
+        seconds += MAX_IMAGE_SECONDS * len(request.images)
         exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame))
 
         def on_done(exchange: asyncio.Future[TextReply]) -> None:

@@ -7,7 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.protocol.grammar import Grammar
+from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.text.infill import Infill
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import TokenizerSource
@@ -19,7 +21,9 @@ WITHOUT_TORCH = "--without-torch"
 MAX_SECONDS = 1.0
 MAX_SECONDS_PER_CHAR = 1e-5
 #: The stages of a request.
-Part = Literal["template", "tokenizer", "grammar"]
+Part = Literal["template", "tokenizer", "grammar", "image"]
+#: Seconds of CPU time to decode and preprocess an image.
+MAX_IMAGE_SECONDS = 10.0
 
 
 class Setup(msgspec.Struct, tag="setup"):
@@ -31,6 +35,7 @@ class Setup(msgspec.Struct, tag="setup"):
     template_source  how errors refer to ``chat_template``.
     template_arguments  variables of the template in every conversation that does not set them.
     template_facts   those of a ``Loaded`` before, with which the templates need not be checked again.
+    images           how the model reads images; None if it reads text only.
     """
 
     source: TokenizerSource
@@ -40,6 +45,7 @@ class Setup(msgspec.Struct, tag="setup"):
     template_source: str = "of --chat-template"
     template_arguments: dict[str, object] = {}
     template_facts: list[TemplateFacts | None] = []
+    images: MultimodalConfig | None = None
 
 
 class Loaded(msgspec.Struct, tag="loaded"):
@@ -59,6 +65,7 @@ class Loaded(msgspec.Struct, tag="loaded"):
     vocabulary         encoded ``Vocabulary`` for compiling grammars.
     grammar_failure    why there is no vocabulary.
     infill             tokens for fill-in-the-middle, or None if the model does not support it.
+    image_failure      why images cannot be preprocessed, although the model reads them; None if they can.
     """
 
     description: str = ""
@@ -75,6 +82,7 @@ class Loaded(msgspec.Struct, tag="loaded"):
     vocabulary: bytes = b""
     grammar_failure: str = ""
     infill: Infill | None = None
+    image_failure: Failure | None = None
 
     @property
     def facts(self) -> TemplateFacts:
@@ -87,11 +95,19 @@ class Loaded(msgspec.Struct, tag="loaded"):
         return None if failure is None else failure.error()
 
 
+class ImageFile(msgspec.Struct):
+    """The file of an image; ``param`` is its name in errors."""
+
+    data: bytes
+    param: str
+
+
 class TextRequest(msgspec.Struct, tag="request"):
     """One request; numbers start at 1.
 
     messages, arguments  conversation to render with these template arguments and tokenize, instead of ``texts``.
     call_syntax          how calls are written if the template has no place for tools.
+    images               of the conversation, in order of its parts of type image.
     texts                texts to tokenize.
     pairs                pairs of texts to tokenize instead, each to one list of ids.
     cut_to               number of tokens after which to cut ``texts``, which are returned instead of their ids.
@@ -111,6 +127,7 @@ class TextRequest(msgspec.Struct, tag="request"):
     messages: list[dict[str, Any]] | None = None
     arguments: dict[str, object] = {}
     call_syntax: CallSyntax = CallSyntax()
+    images: list[ImageFile] = []
     texts: list[str] = []
     pairs: list[tuple[str, str]] = []
     cut_to: int | None = None
@@ -139,6 +156,7 @@ class TextReply(msgspec.Struct, tag="reply"):
     error      the failure, if it is in the error registry.
     texts      the texts that were cut.
     counts     total number of tokens of each text.
+    media      images of the conversation, preprocessed.
     dropped    what is not enforced of the relaxed schema, which is the ``text``.
     seconds    CPU time of compiling a grammar.
     num_bytes  memory that the compiled grammar takes.
@@ -150,6 +168,7 @@ class TextReply(msgspec.Struct, tag="reply"):
     texts: list[str] = []
     counts: list[int] = []
     token_ids: list[list[int]] = []
+    media: list[MediaItem] = []
     ids_json: bytes = b""
     token_texts_json: bytes = b""
     num_chars: int = 0
@@ -189,9 +208,10 @@ def size_of(request: TextRequest) -> int:
     size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
     if request.grammar is not None:
         size += len(request.grammar.text) + len(request.relaxed_schema)
+    size += sum(len(image.data) for image in request.images)
     for message in request.messages or ():
         content = message.get("content") or ""
-        size += 16 + (len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content))
+        size += 16 + (len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content))
         if len(message) > 2:
             size += len(msgspec.json.encode([message.get("tool_calls"), message.get("reasoning")]))
     if len(request.arguments) > 1:  # beside add_generation_prompt

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import msgspec
 
 from aiakq.errors import AiakqError, error, first_line, one_line
+from aiakq.runtime.multimodal.processor import ImagePreprocessor
 from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
@@ -40,8 +41,10 @@ from aiakq.runtime.text.cut_text import cut_text
 from aiakq.runtime.text.infill import find_infill
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.server.process.image_loading import load_images
 from aiakq.server.process.template_checks import checked_template
 from aiakq.server.process.text_messages import (
+    MAX_IMAGE_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
     WITHOUT_TORCH,
@@ -67,10 +70,12 @@ _TRIM_ABOVE_BYTES = 1 << 20
 _CURRENT = struct.Struct("=QQ")
 #: Bytes a worker may allocate in addition to its initial size: for a template, a grammar, and anything else.
 MAX_TEMPLATE_BYTES, MAX_GRAMMAR_BYTES, MAX_BYTES = 512 << 20, 512 << 20, 1 << 30
+#: The same for the images of a request.
+MAX_IMAGE_BYTES = 2 << 30
 #: Seconds of CPU time and bytes to load a tokenizer.
 MAX_LOAD_SECONDS, MAX_LOAD_BYTES = 120, 8 << 30
 
-_PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar")
+_PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar", "image")
 
 
 def main() -> None:
@@ -88,10 +93,11 @@ def main() -> None:
         return
     try:
         tokenizer, templates, loaded = _load(setup)
+        images = load_images(setup, tokenizer, templates.all, loaded)
     except AiakqError as failure:
         control.send_failure(failure)
         return
-    worker = _Worker(tokenizer, templates, setup.max_chars, _compiler(tokenizer, loaded))
+    worker = _Worker(tokenizer, templates, setup.max_chars, _compiler(tokenizer, loaded), images)
     pool = _WorkerPool(control, [WorkerSocket(sock, TextRequest) for sock in sockets], worker)
     control.send(loaded)
     pool.run()
@@ -135,6 +141,11 @@ class _Templates:
 
     plain: ChatTemplate | None = None
     with_tools: ChatTemplate | None = None
+
+    @property
+    def all(self) -> list[ChatTemplate]:
+        """Those that can be used."""
+        return [each for each in (self.plain, self.with_tools) if each is not None]
 
 
 def _load_templates(setup: Setup, tokenizer: Tokenizer, loaded: Loaded) -> _Templates:
@@ -265,7 +276,8 @@ class _WorkerPool:
         timed_out = killer == signal.SIGPROF
         reason = "it ended the process that worked on it, probably because it is too large"
         if timed_out:
-            reason = "it took too long" if failed == "tokenizer" else f"it took longer than {MAX_SECONDS:g} s"
+            seconds = MAX_IMAGE_SECONDS if failed == "image" else MAX_SECONDS
+            reason = "it took too long" if failed == "tokenizer" else f"it took longer than {seconds:g} s"
         try:
             if number:
                 seconds = MAX_SECONDS if timed_out else 0.0
@@ -315,11 +327,13 @@ class _Worker:
         templates: _Templates,
         max_chars: int,
         compiler: GrammarCompiler | None,
+        images: ImagePreprocessor | None,
     ) -> None:
         self._tokenizer = tokenizer
         self._templates = templates
         self._max_chars = max_chars
         self._compiler = compiler
+        self._images = images
 
     def run(self, channel: WorkerSocket, set_current: Callable[[int, Part], None]) -> int:
         """Work until the other end is gone."""
@@ -371,7 +385,21 @@ class _Worker:
             request.texts = [self._render(request)]
         size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
         begin("tokenizer", MAX_SECONDS + MAX_SECONDS_PER_CHAR * size, MAX_BYTES)
+        if request.images:
+            [ids] = [self._tokenizer.encode(text, request.add_special_tokens) for text in request.texts]
+            begin("image", MAX_IMAGE_SECONDS * len(request.images), MAX_IMAGE_BYTES)
+            return self._with_images(request, ids)
         return self._process(request)
+
+    def _with_images(self, request: TextRequest, ids: list[int]) -> TextReply:
+        """Return the reply for a conversation with images, whose placeholders have the tokens ``ids``."""
+        if self._images is None:
+            raise error("media_refused", param="messages", reason="the tokenizer's process reads no images")
+        files, params = [image.data for image in request.images], [image.param for image in request.images]
+        expanded, media = self._images.expanded(ids, files, params, "messages")
+        reply = self._process(request, [expanded])
+        reply.media = list(media)
+        return reply
 
     def _compile(self, request: TextRequest) -> TextReply:
         """Compile a grammar and reply whether it can be enforced, or make a schema enforceable."""

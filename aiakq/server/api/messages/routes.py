@@ -28,7 +28,6 @@ from aiakq.server.api.service import Service
 from aiakq.server.http.body import read_body
 from aiakq.server.http.responses import JSONResponse
 from aiakq.server.http.streaming import cancel_on_disconnect
-from aiakq.server.process.text_messages import TextRequest
 
 
 class CountTokensResponse(msgspec.Struct):
@@ -54,14 +53,8 @@ async def count_tokens(service: Service, request: Request) -> Response:
         arguments = service.renderer.template_arguments(payload.chat.template_kwargs(service.renderer.chat_template))
     except AiakqError as failure:
         raise payload.rename_param(failure) from None
-    text = TextRequest(
-        0,
-        messages=payload.chat.conversation(),
-        arguments=arguments,
-        call_syntax=service.renderer.message_format.call_syntax,
-        add_special_tokens=False,
-        max_ids=1,
-    )
+    text = await service.renderer.chat_request(payload.chat.conversation(), arguments, add_special_tokens=False)
+    text.max_ids = 1
     reply = await cancel_on_disconnect(request, service.renderer.text.run(text))
     return JSONResponse(CountTokensResponse(reply.counts[0]))
 

@@ -1,0 +1,48 @@
+"""Arguments of models that read images. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiakq.arguments.argument import argument
+
+#: Kinds of media in --limit-mm-per-prompt; others than images have no effect, because nothing reads them.
+_KINDS = ("image", "video", "audio")
+_LARGEST = 999
+
+
+def checked_limits(given: Mapping[str, object]) -> dict[str, int]:
+    """Return the limits by kind. A limit may be an object with ``count``, as in vLLM. Raises ValueError."""
+    limits = {}
+    for kind, value in given.items():
+        count = value.get("count", _LARGEST) if isinstance(value, dict) else value
+        if kind not in _KINDS or type(count) is not int or not 0 <= count <= _LARGEST:
+            raise ValueError(f"{kind}={value}")
+        limits[kind] = count
+    return limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultimodalArguments:
+    """Images in prompts."""
+
+    limit_mm_per_prompt: dict[str, object] | None = argument(
+        None,
+        'Maximum number of images in a prompt, as a JSON object: {"image": 4}. 999 if not given; 0 refuses images.',
+        convert=checked_limits,
+    )
+    mm_processor_kwargs: dict[str, object] | None = argument(
+        None, "Arguments of the model's image processor in transformers, such as size, as a JSON object."
+    )
+    language_model_only: bool = argument(
+        False, "Do not load the encoder of images: prompts are text only, and its memory is free for other use."
+    )
+    allowed_local_media_path: str | None = argument(
+        None, "Folder of images that requests may name as file:// URLs; such URLs are refused if not given."
+    )
+    allowed_media_domains: list[str] | None = argument(
+        None,
+        "Hosts from which images are fetched, as names or addresses; every public host if not given. Other addresses "
+        "of this network can only be used if their host is listed.",
+    )

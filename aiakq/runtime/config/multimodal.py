@@ -1,0 +1,101 @@
+"""MultimodalConfig: whether a checkpoint's images are computed, and how. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiakq.arguments.engine import EngineArguments
+from aiakq.arguments.multimodal import checked_limits
+from aiakq.runtime.protocol.media import MAX_ITEMS
+
+#: Architectures whose images are computed: their embeddings replace those of placeholder tokens, and nothing else of
+#: the language model changes.
+IMAGE_ARCHITECTURES = (
+    "Idefics3ForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+)
+#: Architectures whose images change more of the language model -> what.
+_MORE = {
+    "Gemma3ForConditionalGeneration": "tokens of an image attend to each other in both directions",
+    "Qwen2VLForConditionalGeneration": "its tokens have positions in three dimensions (M-RoPE)",
+    "Qwen2_5_VLForConditionalGeneration": "its tokens have positions in three dimensions (M-RoPE)",
+    "Qwen3VLForConditionalGeneration": "its tokens have positions in three dimensions (M-RoPE)",
+    "Qwen3VLMoeForConditionalGeneration": "its tokens have positions in three dimensions (M-RoPE)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultimodalConfig:
+    """What a model reads besides text.
+
+    architecture    that config.json names.
+    folder          the model's.
+    image_token_id  the token that stands for a part of an image.
+    raw             config.json.
+    max_items       images per prompt.
+    processor_kwargs  arguments of the processor of images.
+    media_path      folder of images that file:// URLs may name; None for none.
+    domains         hosts from which images are fetched; empty for every public one.
+    refusal         why images are refused; "" if they are read.
+    """
+
+    architecture: str
+    folder: str = ""
+    image_token_id: int = -1
+    raw: Mapping[str, Any] = field(default_factory=dict)
+    max_items: int = MAX_ITEMS
+    processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    media_path: str | None = None
+    domains: tuple[str, ...] = ()
+    refusal: str = ""
+
+    @staticmethod
+    def from_args(
+        args: EngineArguments, folder: str, raw: Mapping[str, Any], has_draft_model: bool = False
+    ) -> MultimodalConfig | None:
+        """Return the settings of a multimodal checkpoint; None for a model of text.
+
+        folder           the model's.
+        raw              config.json.
+        has_draft_model  whether another model proposes draft tokens.
+        """
+        if not (isinstance(raw.get("text_config"), dict) and isinstance(raw.get("vision_config"), dict)):
+            return None
+        architecture = next(iter(raw.get("architectures") or ()), "")
+        token = raw.get("image_token_id", raw.get("image_token_index"))
+        max_items = checked_limits(args.limit_mm_per_prompt or {}).get("image", MAX_ITEMS)
+        refusal = _refusal(args, architecture, has_draft_model)
+        if not refusal and type(token) is not int:
+            refusal = "config.json has no image_token_id"
+        return MultimodalConfig(
+            architecture=architecture,
+            folder=folder,
+            image_token_id=token if type(token) is int else -1,
+            raw=raw,
+            max_items=max_items,
+            processor_kwargs=args.mm_processor_kwargs or {},
+            media_path=args.allowed_local_media_path,
+            domains=tuple(args.allowed_media_domains or ()),
+            refusal=refusal,
+        )
+
+
+def _refusal(args: EngineArguments, architecture: str, has_draft_model: bool) -> str:
+    """Return why images of a checkpoint are refused; "" if they are read."""
+    if args.language_model_only:
+        return "--language-model-only leaves out the encoder of images"
+    if reason := _MORE.get(architecture):
+        return f"images of {architecture} are not computed, because {reason}; its text is"
+    if architecture not in IMAGE_ARCHITECTURES:
+        known = ", ".join(name.removesuffix("ForConditionalGeneration") for name in IMAGE_ARCHITECTURES)
+        return f"images of {architecture:.64} are not computed; those of {known} are"
+    if args.model_impl == "transformers":
+        return "with --model-impl transformers, only text is read"
+    if has_draft_model:
+        return "the model that proposes draft tokens reads text only"
+    return ""

@@ -1,0 +1,1 @@
+"""Images in prompts: limits, preprocessing, the encoder cache, and the encoders."""

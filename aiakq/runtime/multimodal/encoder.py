@@ -1,0 +1,117 @@
+"""The encoder of a checkpoint's images: transformers' modules of the family, without its language model."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import error
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.hf.quiet import without_progress
+from aiakq.runtime.protocol.media import MediaItem, TensorRecord
+
+#: Modules of transformers' models that are not part of the encoder.
+_LANGUAGE = ("language_model.", "text_model.", "lm_head.")
+
+
+class TransformersEncoder:
+    """The vision tower and projector of a model of transformers, with eager attention."""
+
+    def __init__(self, hf: Any, dtype: torch.dtype, device: torch.device) -> None:
+        self._features = hf.get_image_features
+        self._parameters = frozenset(inspect.signature(_inner(hf).get_image_features).parameters)
+        self._width = hf.config.text_config.hidden_size
+        self._dtype, self._device = dtype, device
+
+    @torch.inference_mode()
+    def __call__(self, item: MediaItem) -> Tensor:
+        """Return the embeddings of one image; see ``Encoder``."""
+        given = {name: self._tensor(tensor) for name, tensor in item.tensors.items() if name in self._parameters}
+        output = self._features(**given)
+        features = getattr(output, "pooler_output", output)
+        if not isinstance(features, Tensor):
+            features = torch.cat([each.reshape(-1, each.shape[-1]) for each in features])
+        features = features.reshape(-1, features.shape[-1]).to(self._dtype)
+        if len(features) != item.num_embeddings:
+            raise ValueError(f"the encoder returns {len(features)} embeddings for {item.num_embeddings} tokens")
+        return features
+
+    def zeros(self, count: int) -> Tensor:
+        """See ``Encoder``."""
+        return torch.zeros(count, self._width, dtype=self._dtype, device=self._device)
+
+    def _tensor(self, record: TensorRecord) -> Tensor:
+        tensor = torch.frombuffer(bytearray(record.data), dtype=getattr(torch, record.dtype)).reshape(record.shape)
+        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
+
+
+def load_encoder(config: EngineConfig) -> TransformersEncoder:
+    """Load the encoder of ``config``'s checkpoint.
+
+    Raises ``tensor_inventory`` for missing tensors and those of another shape, and what ``Checkpoint`` raises.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    assert config.multimodal is not None
+    raw = dict(config.multimodal.raw)
+    hf_config = AutoConfig.for_model(**_without_language_model(raw))
+    tensors = _encoder_tensors(config, raw)
+    with torch.device("meta"):
+        family = type(AutoModelForImageTextToText.from_config(hf_config))
+    with without_progress():
+        hf, info = family.from_pretrained(
+            None,
+            config=hf_config,
+            state_dict=tensors,
+            dtype=config.device.dtype,
+            attn_implementation="eager",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    _check_complete(config, info)
+    return TransformersEncoder(hf.to(config.device.device).eval(), config.device.dtype, config.device.device)
+
+
+def _without_language_model(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with a language model of no layers and a tiny vocabulary, of the same width."""
+    changed = copy.deepcopy(dict(raw))
+    for name in ("quantization_config", "compression_config", "dtype", "torch_dtype"):
+        changed.pop(name, None)
+    text = changed["text_config"]
+    text |= {"num_hidden_layers": 0, "vocab_size": 8}
+    for name in ("layer_types", "pad_token_id", "bos_token_id", "eos_token_id", "max_window_layers", "dtype"):
+        text.pop(name, None)
+    text["pad_token_id"] = None
+    changed["pad_token_id"] = None
+    return changed
+
+
+def _encoder_tensors(config: EngineConfig, raw: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of the checkpoint that are not the language model's, in the activation dtype."""
+    checkpoint = Checkpoint.open(config.load.path, config.load.weights, config.load.ignore_patterns, raw)
+    try:
+        return {name: checkpoint.checked_tensor(name).to(config.device.dtype) for name in checkpoint.beside_text}
+    finally:
+        checkpoint.close()
+
+
+def _check_complete(config: EngineConfig, info: Mapping[str, Any]) -> None:
+    missing = [name for name in info["missing_keys"] if not name.removeprefix("model.").startswith(_LANGUAGE)]
+    wrong = [name for name, *_ in info["mismatched_keys"] if not name.removeprefix("model.").startswith(_LANGUAGE)]
+    if missing or wrong:
+        names = sorted([*missing, *wrong])
+        path, count = str(config.load.path), len(names)
+        raise error(
+            "model_incomplete", path=path, missing=f"its encoder of images lacks {count} tensors, such as {names[0]}"
+        )
+
+
+def _inner(hf: Any) -> Any:
+    """Return the model inside ``hf``, whose function of the same name lists its arguments."""
+    return getattr(hf, "model", hf)

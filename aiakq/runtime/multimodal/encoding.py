@@ -1,0 +1,104 @@
+"""ImageEncoding: embeddings of images by key, and the rows of a step that they replace. The part of an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from aiakq.errors import one_line
+from aiakq.kernels.transfer import on_device
+from aiakq.runtime.device_memory import is_out_of_memory
+from aiakq.runtime.models.interface import InputRows
+from aiakq.runtime.protocol.command import DropMedia
+from aiakq.runtime.protocol.media import MediaItem
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.step import MEDIA_FAILED, Chunk
+
+
+class Encoder(Protocol):
+    """An encoder of images, with its projection to the width of the language model."""
+
+    def __call__(self, item: MediaItem) -> Tensor:
+        """Return the embeddings [item.num_embeddings, hidden] of one image, in the activation dtype.
+
+        Raises ValueError if they are not as many.
+        """
+
+    def zeros(self, count: int) -> Tensor:
+        """Return [count, hidden] zeros."""
+
+
+class RunningSequence(Protocol):
+    """What of a sequence of the executor is needed here.
+
+    failure  why nothing it computes counts; None: it does.
+    """
+
+    spec: RequestSpec
+    failure: str | None
+
+
+class ImageEncoding:
+    """Embeddings of images, which are encoded when a step first needs them. It is an ``InputPart`` of an executor.
+
+    Every image is encoded alone, so that its embeddings do not depend on what runs beside it.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._embeddings: dict[str, Tensor] = {}
+
+    def __len__(self) -> int:
+        """The number of images in the cache."""
+        return len(self._embeddings)
+
+    def handlers(self) -> Mapping[type, Callable[[Any], object]]:
+        """See ``ExecutorPart``."""
+        return {DropMedia: self._drop}
+
+    def start(self, sequence: RunningSequence) -> None:
+        """See ``ExecutorPart``."""
+
+    def input_rows(
+        self, chunks: Sequence[Chunk], sequences: Sequence[RunningSequence], starts: list[int]
+    ) -> InputRows | None:
+        """See ``InputPart``: the embeddings of all images of which ``chunks`` compute some tokens."""
+        rows: list[int] = []
+        values: list[Tensor] = []
+        for chunk, sequence, start in zip(chunks, sequences, starts, strict=False):
+            end = chunk.first + chunk.count
+            for item in sequence.spec.media:
+                if item.end <= chunk.first or end <= item.first:
+                    continue
+                done = 0  # embeddings of the item before those of a run
+                for first, count in item.places:
+                    begin, stop = max(first, chunk.first), min(first + count, end)
+                    if begin < stop:
+                        rows += range(start + begin - chunk.first, start + stop - chunk.first)
+                        values.append(self._encoded(item, sequence)[done + begin - first : done + stop - first])
+                    done += count
+        if not rows:
+            return None
+        replaced = torch.cat(values)
+        return InputRows(on_device(rows, replaced.device), replaced)
+
+    def _encoded(self, item: MediaItem, sequence: RunningSequence) -> Tensor:
+        """Return the embeddings of an image; if it cannot be encoded, the sequence fails and they are zeros."""
+        found = self._embeddings.get(item.key)
+        if found is None:
+            try:
+                found = self._encoder(item)
+            except Exception as failure:  # whatever transformers' module raises for tensors that it does not expect
+                if is_out_of_memory(failure):
+                    raise
+                sequence.failure = f"{MEDIA_FAILED}: {one_line(failure).rstrip('.')[:200]}"
+                return self._encoder.zeros(item.num_embeddings)
+            self._embeddings[item.key] = found
+        return found
+
+    def _drop(self, command: DropMedia) -> None:
+        for key in command.keys:
+            self._embeddings.pop(key, None)

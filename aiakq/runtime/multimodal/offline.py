@@ -1,0 +1,98 @@
+"""Images of the prompts of ``LLM``: they are preprocessed in the calling process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiakq.errors import error
+from aiakq.runtime.multimodal.images import as_rgb, is_image
+from aiakq.runtime.multimodal.urls import ImageUrls
+from aiakq.runtime.protocol.media import MediaItem, MediaLimits
+from aiakq.runtime.protocol.request import Prompt
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.text.image_parts import ImageSource, text_only
+
+if TYPE_CHECKING:
+    from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.multimodal.processor import ImagePreprocessor
+    from aiakq.runtime.text.tokenizer import Tokenizer
+
+
+class OfflineImages:
+    """Adds images to prompts; the processor is loaded for the first."""
+
+    def __init__(self, config: EngineConfig, limits: MediaLimits, tokenizer: Tokenizer) -> None:
+        self._config, self._limits, self._tokenizer = config, limits, tokenizer
+        self._preprocessor: ImagePreprocessor | None = None
+        self._urls = (
+            ImageUrls(config.multimodal.media_path, config.multimodal.domains) if config.multimodal else ImageUrls()
+        )
+
+    def add(self, text: str | None, token_ids: list[int], images: Sequence[ImageSource], place: str) -> Prompt:
+        """Return the prompt with ``images``; ``place`` is its name in errors.
+
+        Raises ``unsupported_parameter``, ``media_refused``, ``no_pillow``, ``no_tokenizer`` and ``model_malformed``.
+        """
+        self.check(images)
+        rgb = [self._read(image) for image in images]
+        ids, media = self.loaded().expanded(token_ids, rgb, [image.param for image in images], place)
+        return Prompt(text, ids, media=media)
+
+    def check(self, images: Sequence[ImageSource]) -> None:
+        """Raise ``unsupported_parameter`` or ``media_refused`` unless a prompt may have ``images``."""
+        if images and self._limits.refusal:
+            raise text_only(images[0], self._limits.refusal)
+        if images:
+            self._limits.check_count(len(images), images[-1].param)
+
+    def image_token(self, images: Sequence[ImageSource]) -> str:
+        """Return the placeholder of images in prompts; "" without any. Raises as ``check`` and ``loaded``."""
+        self.check(images)
+        return self.loaded().image_token if images else ""
+
+    def _read(self, source: ImageSource) -> Any:
+        if source.image is None:
+            return self._urls.read(source.url, source.param)
+        if not is_image(source.image):
+            reason = f"an image of Pillow is expected, not {type(source.image).__name__:.64}"
+            raise error("invalid_type", param=source.param, reason=reason)
+        return as_rgb(source.image, source.param)
+
+    def loaded(self) -> ImagePreprocessor:
+        if self._preprocessor is None:
+            from aiakq.runtime.multimodal.processor import ImagePreprocessor
+
+            assert self._config.multimodal is not None, "the limits allow images"
+            if not self._tokenizer.has_text:
+                raise error("no_tokenizer")
+            self._preprocessor = ImagePreprocessor.load(self._config.multimodal, self._tokenizer)
+        return self._preprocessor
+
+
+def images_of(prompt: Mapping[str, Any], place: str) -> list[ImageSource]:
+    """Return the images of a prompt of ``LLM.generate``.
+
+    Raises ``invalid_type`` for anything that is no image, ``unsupported_parameter`` for other media.
+    """
+    data = prompt.get("multi_modal_data")
+    if data is None:
+        return []
+    param = f"{place}.multi_modal_data"
+    if not isinstance(data, Mapping):
+        raise error("invalid_type", param=param, reason='a dict such as {"image": image} is expected')
+    for name, value in data.items():
+        if name != "image" and value:
+            raise error("unsupported_parameter", param=f"{param}.{str(name)[:64]}", reason="only images are read")
+    images = data.get("image")
+    if images is None:
+        return []
+    listed = list(images) if isinstance(images, (list, tuple)) else [images]
+    return [ImageSource(f"{param}.image[{number}]", image=image) for number, image in enumerate(listed)]
+
+
+def check_not_truncated(media: Sequence[MediaItem], params: SamplingParams) -> None:
+    """Raise ``unsupported_parameter`` for a prompt with images that would be truncated."""
+    if media and params.truncate_prompt_tokens is not None:
+        reason = "a prompt with images is not truncated"
+        raise error("unsupported_parameter", param="truncate_prompt_tokens", reason=reason)

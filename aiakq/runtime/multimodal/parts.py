@@ -1,0 +1,58 @@
+"""What images add to an engine. Its modules are imported only for a model that reads images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.protocol.limits import TEXT_ONLY
+from aiakq.runtime.protocol.media import MediaLimits
+
+if TYPE_CHECKING:
+    from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.config.scheduler import SchedulerConfig
+    from aiakq.runtime.engine.pages import PagePool
+    from aiakq.runtime.models.interface import Model
+    from aiakq.runtime.multimodal.encoding import ImageEncoding
+    from aiakq.runtime.multimodal.resource import EncoderCache
+
+
+def media_limits(config: EngineConfig, model: Model) -> MediaLimits:
+    """Return what prompts of ``model`` may have besides text."""
+    multimodal = config.multimodal
+    if multimodal is None:
+        return TEXT_ONLY
+    if refusal := multimodal.refusal or _refusal(model):
+        return MediaLimits(refusal)
+    return MediaLimits("", multimodal.max_items, config.scheduler.encoder_cache_tokens)
+
+
+def _refusal(model: Model) -> str:
+    """Return why the language model cannot read embeddings of images; "" if it can."""
+    if not isinstance(model, Decoder):
+        return "images are read by native models only"
+    if model.stage.is_first and (model.after_embedding is not None or model.project_in is not None):
+        return f"images are not computed with a language model of {model.config.architecture}"
+    return ""
+
+
+def new_resource(config: SchedulerConfig, pool: PagePool) -> EncoderCache | None:
+    """Return the scheduler's part; None for a model that reads text only."""
+    if not config.encoder_cache_tokens:
+        return None
+    from aiakq.runtime.multimodal.resource import EncoderCache
+
+    return EncoderCache(config.encoder_cache_tokens)
+
+
+def new_part(config: EngineConfig, model: Model, samples: bool) -> ImageEncoding | None:
+    """Return the part of an executor of the first stage; None elsewhere, and for a model that reads text only.
+
+    Raises ``tensor_inventory`` for tensors of the encoder that are missing, and what reading them raises.
+    """
+    if media_limits(config, model).refusal or not (isinstance(model, Decoder) and model.stage.is_first):
+        return None
+    from aiakq.runtime.multimodal.encoder import load_encoder
+    from aiakq.runtime.multimodal.encoding import ImageEncoding
+
+    return ImageEncoding(load_encoder(config))

@@ -1,0 +1,149 @@
+"""URLs of images: data, file and http(s), with limits on size and time and on what they may reach."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import os
+import socket
+import time
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any
+
+from aiakq.errors import AiakqError
+from aiakq.runtime.multimodal.images import refused
+
+#: Largest image file, and seconds to fetch one.
+MAX_FILE_BYTES, MAX_SECONDS = 32 << 20, 10.0
+_MAX_REDIRECTS = 3
+
+
+class ImageUrls:
+    """Reads images by their URLs.
+
+    media_path  folder of files that file:// URLs may name; None for none.
+    domains     hosts from which images are fetched; empty for every host with a public address.
+    """
+
+    def __init__(self, media_path: str | None = None, domains: Sequence[str] = ()) -> None:
+        self._folder = None if media_path is None else os.path.realpath(media_path)
+        self._domains = frozenset(domain.lower() for domain in domains)
+
+    def read(self, url: str, param: str) -> bytes:
+        """Return the bytes of an image file. It blocks: a server calls it in a thread.
+
+        Raises ``media_refused``, with ``param`` as the name of the URL.
+        """
+        scheme = url[:16].partition(":")[0].lower()
+        if scheme == "data":
+            return data_of(url, param)
+        if scheme == "file":
+            return self._file(url, param)
+        if scheme in ("http", "https"):
+            return self._fetch(url, param)
+        raise refused(param, "a URL that begins with data:, https: or http: is expected")
+
+    def _file(self, url: str, param: str) -> bytes:
+        if self._folder is None:
+            raise refused(param, "file URLs need --allowed-local-media-path")
+        parts = urllib.parse.urlsplit(url)
+        path = os.path.realpath(urllib.parse.unquote(parts.path))
+        if parts.netloc not in ("", "localhost") or os.path.commonpath([self._folder, path]) != self._folder:
+            raise refused(param, "the file is not in the folder of --allowed-local-media-path")
+        try:
+            if not os.path.isfile(path):
+                raise refused(param, "there is no such file")
+            if os.path.getsize(path) > MAX_FILE_BYTES:
+                raise _too_large(param)
+            with open(path, "rb") as file:
+                return file.read(MAX_FILE_BYTES + 1)
+        except AiakqError:
+            raise
+        except (OSError, ValueError):
+            raise refused(param, "the file cannot be read") from None
+
+    def _fetch(self, url: str, param: str) -> bytes:
+        import httpx
+
+        deadline = time.monotonic() + MAX_SECONDS
+        try:
+            # Without proxies of the environment, which would resolve the name anew.
+            with httpx.Client(trust_env=False, timeout=MAX_SECONDS, follow_redirects=False) as client:
+                for _ in range(1 + _MAX_REDIRECTS):
+                    found = self._get(client, url, param, deadline)
+                    if isinstance(found, bytes):
+                        return found
+                    url = found
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
+            raise refused(param, f"it cannot be fetched ({type(failure).__name__})") from None
+        raise refused(param, "it is redirected too often")
+
+    def _get(self, client: Any, url: str, param: str, deadline: float) -> bytes | str:
+        """Return the body of ``url``, or the URL to which it is redirected."""
+        parsed = client.build_request("GET", url)
+        host = parsed.url.host
+        address = self._address(host, parsed.url.port or (443 if parsed.url.scheme == "https" else 80), param)
+        # The address that was checked is the one that is used: a name may resolve to another one a moment later.
+        parsed = client.build_request(
+            "GET",
+            parsed.url.copy_with(host=address),
+            headers={"Host": parsed.headers["Host"], "Accept": "image/*", "Accept-Encoding": "identity"},
+            extensions={"sni_hostname": host},
+        )
+        answer = client.send(parsed, stream=True)
+        try:
+            if answer.is_redirect:
+                target = urllib.parse.urljoin(url, answer.headers.get("location", ""))
+                if urllib.parse.urlsplit(target).scheme not in ("http", "https"):
+                    raise refused(param, "it is redirected to another kind of URL")
+                return str(target)
+            if answer.status_code != 200:
+                raise refused(param, f"its host answers with status {answer.status_code}")
+            body = bytearray()
+            for piece in answer.iter_raw():  # compressed, it could become much larger
+                body += piece
+                if len(body) > MAX_FILE_BYTES:
+                    raise _too_large(param)
+                if time.monotonic() > deadline:
+                    raise refused(param, f"it takes longer than {MAX_SECONDS:g} s")
+            return bytes(body)
+        finally:
+            answer.close()
+
+    def _address(self, host: str, port: int, param: str) -> str:
+        """Return an address of ``host`` from which images may be fetched."""
+        if self._domains and host.lower().rstrip(".") not in self._domains:
+            raise refused(param, "its host is not one of --allowed-media-domains")
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        if not self._domains and not all(is_public(address) for address in found):
+            raise refused(param, "its host has an address that is not public")
+        return sorted(found, key=lambda address: (":" in address, address))[0]
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address belongs to the public internet."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo[1] if parsed.teredo else None)
+        if inner is not None:
+            parsed = inner
+    return parsed.is_global and not parsed.is_multicast
+
+
+def data_of(url: str, param: str) -> bytes:
+    """Return the bytes of a data URL. Raises ``media_refused``."""
+    head, comma, data = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise refused(param, "data:image/...;base64, and the file in base64 are expected")
+    if len(data) > MAX_FILE_BYTES // 3 * 4 + 8:
+        raise _too_large(param)
+    try:
+        return base64.b64decode(urllib.parse.unquote(data) if "%" in data else data, validate=True)
+    except (binascii.Error, ValueError):
+        raise refused(param, "it is not valid base64") from None
+
+
+def _too_large(param: str) -> Exception:
+    return refused(param, f"the file is larger than {MAX_FILE_BYTES >> 20} MiB")

@@ -1,0 +1,102 @@
+"""Media of a prompt: images, whose embeddings take the place of those of some of its tokens.
+
+A ``MediaItem`` is made where the prompt is tokenized; the engine schedules by its key and places, and only an executor
+reads its tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from aiakq.errors import error
+
+MediaKind = Literal["image"]
+#: Default of --limit-mm-per-prompt, as in vLLM.
+MAX_ITEMS = 999
+
+
+class TensorRecord(msgspec.Struct, frozen=True):
+    """A tensor as bytes: contiguous, little-endian; ``dtype`` is a name that torch and NumPy share."""
+
+    dtype: str
+    shape: list[int]
+    data: bytes
+
+
+class MediaItem(msgspec.Struct, frozen=True):
+    """One image of a prompt, preprocessed.
+
+    key      hash of everything that its embeddings depend on; see ``media_key``.
+    places   (first token, number of tokens) of the runs of prompt tokens that its embeddings replace, ascending. Tokens
+             between them, such as ends of rows, are embedded as text.
+    tensors  arguments of the encoder by name.
+    """
+
+    kind: MediaKind
+    key: str
+    places: list[tuple[int, int]]
+    tensors: dict[str, TensorRecord]
+
+    @property
+    def first(self) -> int:
+        """Number of the first token that it replaces."""
+        return self.places[0][0]
+
+    @property
+    def end(self) -> int:
+        """Number of the token after the last one that it replaces."""
+        first, count = self.places[-1]
+        return first + count
+
+    @property
+    def num_embeddings(self) -> int:
+        """The number of tokens that it replaces."""
+        return sum(count for _, count in self.places)
+
+
+def media_key(kind: str, tensors: Mapping[str, TensorRecord]) -> str:
+    """Return the key of an item with these tensors: the same for equal ones only."""
+    digest = hashlib.blake2b(kind.encode(), digest_size=16, person=b"aiakq media")
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name}\0{tensor.dtype}\0{tensor.shape}\0{len(tensor.data)}\0".encode())
+        digest.update(tensor.data)
+    return digest.hexdigest()
+
+
+class MediaLimits(msgspec.Struct, frozen=True):
+    """What a model accepts besides text.
+
+    refusal         why it takes no images; "" if it does.
+    max_items       images per prompt.
+    max_embeddings  tokens that all images of a prompt take together: the encoder cache holds them.
+    """
+
+    refusal: str = ""
+    max_items: int = MAX_ITEMS
+    max_embeddings: int = 0
+
+    def check_count(self, count: int, param: str) -> None:
+        """Raise ``unsupported_parameter`` if prompts have no images, and ``media_refused`` if not ``count``."""
+        if count and self.refusal:
+            raise error("unsupported_parameter", param=param, reason=self.refusal)
+        if count > self.max_items:
+            reason = f"{count} images are more than the {self.max_items} that --limit-mm-per-prompt allows in a prompt"
+            raise error("media_refused", param=param, reason=reason)
+
+    def check(self, items: Iterable[MediaItem], num_tokens: int) -> None:
+        """Raise as ``check_count``, and ``media_refused`` for places outside of a prompt of ``num_tokens``."""
+        listed, end = list(items), 0
+        self.check_count(len(listed), "prompt")
+        for item in listed:
+            for first, count in item.places:
+                if not (count > 0 and end <= first and first + count <= num_tokens):
+                    raise error("media_refused", param="prompt", reason="the places of an image are not in the prompt")
+                end = first + count
+        total = sum(item.num_embeddings for item in listed)
+        if total > self.max_embeddings:
+            reason = f"its images take {total} tokens, more than the {self.max_embeddings} of the encoder cache"
+            raise error("media_refused", param="prompt", reason=reason)

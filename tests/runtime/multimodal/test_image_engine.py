@@ -1,0 +1,216 @@
+"""Images in the engine: equal to transformers, and the same bits however they are scheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vision_models import PLACEHOLDERS, random_image, reference_logprobs, save_vision_model
+
+from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
+from aiakq.runtime.multimodal.encoding import ImageEncoding
+from aiakq.runtime.multimodal.resource import EncoderCache
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
+#: How the engine is driven; every mode gives the same tokens and log-probabilities.
+MODES: dict[str, dict[str, Any]] = {
+    "chunked through an image": {"max_num_batched_tokens": 7},
+    "one step ahead": {"async_scheduling": True},
+    "operation by operation": {"enforce_eager": True},
+    "prompt lookup": {"speculative_model": "[ngram]", "num_speculative_tokens": 3, "ngram_prompt_lookup_max": 2},
+}
+
+
+@pytest.fixture(scope="session")
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = save_vision_model(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return make
+
+
+def engine(folder: Path, **arguments: Any) -> LLM:
+    given = {"dtype": "float32", "max_model_len": 256, "num_gpu_blocks_override": 100, "block_size": 8}
+    return LLM(str(folder), **{**given, **arguments})
+
+
+def prompts_of(kind: str) -> list[dict[str, Any]]:
+    """Two images, none, one, one with an equal beginning."""
+    mark = PLACEHOLDERS[kind]
+    one, two, three = random_image(1), random_image(2, 24, 40), random_image(3, 16, 16)
+    return [
+        {"prompt": f"see {mark} and {mark}?", "multi_modal_data": {"image": [one, two]}},
+        {"prompt": "no image at all, but more text"},
+        {"prompt": f"{mark}", "multi_modal_data": {"image": three}},
+        {"prompt": f"see {mark} and", "multi_modal_data": {"image": [one]}},
+    ]
+
+
+def images_in(prompt: dict[str, Any]) -> list[Any]:
+    given = prompt.get("multi_modal_data", {}).get("image", [])
+    return given if isinstance(given, list) else [given]
+
+
+def answers(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = GREEDY) -> list[Any]:
+    """Tokens and log-probabilities."""
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    return [
+        (each.token_ids, [step[token].logprob for token, step in zip(each.token_ids, each.logprobs, strict=True)])
+        for each in outputs
+    ]
+
+
+@pytest.mark.parametrize("kind", PLACEHOLDERS)
+def test_log_probabilities_equal_those_of_transformers(vision_model, kind):
+    folder = vision_model(kind)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    prompts = prompts_of(kind)
+    for prompt, output in zip(prompts, engine(folder).generate(prompts, params, use_tqdm=False), strict=True):
+        ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+        expected = reference_logprobs(folder, kind, ids, images_in(prompt))
+        steps = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+        for at, (token, step) in enumerate(zip(ids[1:], steps, strict=True)):
+            assert abs(step[token].logprob - float(expected[at, token])) < 1e-5, (kind, at)
+
+
+@pytest.fixture(scope="module")
+def alone(vision_model) -> list[Any]:
+    """Each prompt in a run of its own, nothing cached."""
+    llm = engine(vision_model("idefics3"), enable_prefix_caching=False)
+    return [answers(llm, [prompt])[0] for prompt in prompts_of("idefics3")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_bits_however_the_engine_is_driven(vision_model, alone, mode):
+    llm = engine(vision_model("idefics3"), **MODES[mode])
+    assert answers(llm, prompts_of("idefics3")) == alone
+
+
+def test_a_preempted_sequence_gives_the_same_bits(vision_model):
+    prompts = [{"prompt": f"{n}<image>", "multi_modal_data": {"image": random_image(n)}} for n in range(3)]
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0)
+    given = {"block_size": 4, "max_model_len": 80, "enable_prefix_caching": False}
+    expected = answers(engine(vision_model("llava"), **given), prompts, params)
+    llm = engine(vision_model("llava"), **given, num_gpu_blocks_override=22)
+    assert answers(llm, prompts, params) == expected
+    assert llm.engine.scheduler.num_preemptions > 0
+
+
+def test_the_same_bits_from_the_prefix_cache_and_other_images_miss_it(vision_model, alone):
+    llm = engine(vision_model("idefics3"))
+    prompts = prompts_of("idefics3")
+    assert [answers(llm, [prompt])[0] for prompt in prompts] == alone
+    first = prompts[0]
+    [again] = llm.generate([first], GREEDY, use_tqdm=False)
+    assert again.num_cached_tokens >= len(again.prompt_token_ids) - 8
+    images = [random_image(1), random_image(9, 24, 40)]  # the second differs, of the same size
+    [other] = llm.generate([{**first, "multi_modal_data": {"image": images}}], GREEDY, use_tqdm=False)
+    assert other.prompt_token_ids == again.prompt_token_ids
+    ids = llm.tokenizer.encode(first["prompt"])
+    _, (_, second) = llm._images.loaded().expanded(ids, images, ["", ""])
+    assert second.first - 8 < other.num_cached_tokens <= second.first
+    uncached = engine(vision_model("idefics3"), enable_prefix_caching=False)
+    assert answers(llm, [{**first, "multi_modal_data": {"image": images}}]) == answers(
+        uncached, [{**first, "multi_modal_data": {"image": images}}]
+    )
+    assert other.outputs[0].token_ids != again.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_the_same_bits_on_two_ranks(vision_model, alone, split):
+    llm = engine(vision_model("idefics3"), **split, max_num_batched_tokens=32)
+    assert answers(llm, prompts_of("idefics3")) == alone
+
+
+def test_records_cross_processes(vision_model, alone, behind_bytes):
+    llm = behind_bytes(engine(vision_model("idefics3")))
+    assert answers(llm, prompts_of("idefics3")) == alone
+
+
+def encoding_of(llm: LLM) -> ImageEncoding:
+    [part] = [part for part in llm.engine.executor.runner.parts if isinstance(part, ImageEncoding)]
+    return part
+
+
+def test_an_image_is_encoded_once_and_dropped_when_others_need_its_place(vision_model):
+    llm = engine(vision_model("llava"))
+    cache, encoding = llm.engine.scheduler.resource(EncoderCache), encoding_of(llm)
+    cache.max_embeddings = 40  # of 16 each
+    calls = []
+    encoder = encoding._encoder
+    encoding._encoder = lambda item: calls.append(item.key) or encoder(item)
+    prompts = [{"prompt": f"{n}<image>", "multi_modal_data": {"image": random_image(n)}} for n in (1, 2, 1, 3)]
+    for prompt in prompts[:3]:
+        answers(llm, [prompt])
+    assert len(calls) == len(encoding) == 2
+    answers(llm, [prompts[3]])
+    assert len(calls) == 3 and len(encoding) == 2
+    cache.check()
+    assert calls[1] not in encoding._embeddings and calls[0] in encoding._embeddings
+
+
+def test_a_sequence_waits_for_the_encoder_cache(vision_model):
+    llm = engine(vision_model("llava"))
+    llm.engine.scheduler.resource(EncoderCache).max_embeddings = 16
+    prompts = [{"prompt": f"{n}<image>", "multi_modal_data": {"image": random_image(n)}} for n in range(4)]
+    assert answers(llm, prompts) == [answers(engine(vision_model("llava")), [prompt])[0] for prompt in prompts]
+    assert len(encoding_of(llm)) == 1
+
+
+def test_an_image_that_cannot_be_encoded_fails_its_request_only(vision_model):
+    llm = engine(vision_model("llava"))
+    encoding = encoding_of(llm)
+    encoder = encoding._encoder
+
+    class Failing:
+        zeros = staticmethod(encoder.zeros)
+
+        def __call__(self, item):
+            raise ValueError("no such image")
+
+    encoding._encoder = Failing()
+    prompts = [{"prompt": "a<image>b", "multi_modal_data": {"image": random_image(1)}}, {"prompt": "text"}]
+    failed, fine = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert (
+        failed.error == "its image cannot be encoded: ValueError: no such image"
+        and fine.outputs[0].finish_reason == "length"
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ({"prompt": "none", "multi_modal_data": {"image": random_image(1)}}, "1 images for its 0 placeholders"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": [random_image(1)] * 3}}, "3 images are more than the 2"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": "cat.png"}}, "an image of Pillow is expected"),
+        ({"prompt": "<image>", "multi_modal_data": {"video": [1]}}, "only images are read"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": random_image(1, 60000, 1)}}, "60000 x 1 pixels"),
+    ],
+)
+def test_refused_images(vision_model, prompt, reason):
+    llm = engine(vision_model("llava"), limit_mm_per_prompt={"image": 2})
+    with pytest.raises(AiakqError, match=reason):
+        llm.generate([prompt], GREEDY, use_tqdm=False)
+
+
+def test_processor_arguments_change_the_image(vision_model):
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": random_image(1, 32, 32)}}
+    whole = engine(vision_model("idefics3"), mm_processor_kwargs={"do_image_splitting": False})
+    [output] = whole.generate([prompt], GREEDY, use_tqdm=False)
+    [split] = engine(vision_model("idefics3")).generate([prompt], GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids.count(4) == 4 < split.prompt_token_ids.count(4)
+
+
+def test_without_the_encoder_images_are_refused_and_text_is_not(vision_model):
+    llm = engine(vision_model("llava"), language_model_only=True)
+    assert not any(isinstance(part, ImageEncoding) for part in llm.engine.executor.runner.parts)
+    assert llm.generate(["text"], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    with pytest.raises(AiakqError, match="--language-model-only leaves out the encoder"):
+        llm.generate([{"prompt": "<image>", "multi_modal_data": {"image": random_image(1)}}], GREEDY, use_tqdm=False)

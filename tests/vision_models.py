@@ -1,0 +1,186 @@
+"""Tiny random models that see images, with processors and a tokenizer, and what transformers computes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+#: Kind -> special tokens of its prompts, after those of the tokenizer.
+_TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+_IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *_TILES]
+_SPECIAL = {
+    "llava": ["<image>"],
+    "llava_siglip": ["<image>"],
+    "idefics3": _IDEFICS,
+    "smolvlm": _IDEFICS,
+    "mistral3": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+    "internvl": ["<img>", "</img>", "<IMG_CONTEXT>"],
+}
+#: Kind -> its placeholder.
+PLACEHOLDERS = {
+    "llava": "<image>",
+    "llava_siglip": "<image>",
+    "idefics3": "<image>",
+    "smolvlm": "<image>",
+    "mistral3": "[IMG]",
+    "internvl": "<IMG_CONTEXT>",
+}
+_VISION = {
+    **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"image_size": 16, "patch_size": 4},
+}
+_TEXT = {
+    **{"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024},
+    **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2},
+}
+#: A template in which images come as parts, as in the published ones.
+TEMPLATE = (
+    "{% for message in messages %}<s>{{ message['role'] }}: "
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}PLACEHOLDER{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def tokenizer_of(kind: str) -> Any:
+    """A tokenizer of single bytes with the special tokens of ``kind``."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<s>", "</s>", "<pad>", *_SPECIAL[kind]]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate([*special, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        additional_special_tokens=_SPECIAL[kind],
+        chat_template=TEMPLATE.replace("PLACEHOLDER", PLACEHOLDERS[kind]),
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def image_processor_of(kind: str) -> Any:
+    """An image processor of Pillow's kind, as small as the encoder."""
+    import importlib
+
+    module, name, values = {
+        "llava": ("clip", "CLIP", {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}),
+        "llava_siglip": ("siglip", "Siglip", {"size": {"height": 16, "width": 16}}),
+        "idefics3": ("idefics3", "Idefics3", {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}),
+        "smolvlm": ("smolvlm", "SmolVLM", {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}),
+        "mistral3": ("pixtral", "Pixtral", {"size": {"longest_edge": 40}, "patch_size": {"height": 4, "width": 4}}),
+        "internvl": ("got_ocr2", "GotOcr2", {"size": {"height": 16, "width": 16}, "max_patches": 4}),
+    }[kind]
+    found = importlib.import_module(f"transformers.models.{module}.image_processing_pil_{module}")
+    return getattr(found, f"{name}ImageProcessorPil")(**values)
+
+
+def config_of(kind: str) -> Any:
+    """The config of the tiny model of ``kind``."""
+    from transformers import AutoConfig
+
+    llama = {"model_type": "llama", **_TEXT}
+    token = 3 + _SPECIAL[kind].index(PLACEHOLDERS[kind])
+    model_type, values = {
+        "llava": (
+            "llava",
+            {
+                "vision_config": {"model_type": "clip_vision_model", "projection_dim": 32, **_VISION},
+                "vision_feature_layer": -2,
+            },
+        ),
+        "llava_siglip": (
+            "llava",
+            {
+                "vision_config": {"model_type": "siglip_vision_model", **_VISION},
+                "vision_feature_layer": -1,
+                "vision_feature_select_strategy": "full",
+            },
+        ),
+        "idefics3": ("idefics3", {"vision_config": {"model_type": "idefics3", **_VISION}, "scale_factor": 2}),
+        "smolvlm": ("smolvlm", {"vision_config": {"model_type": "smolvlm_vision", **_VISION}, "scale_factor": 2}),
+        "mistral3": (
+            "mistral3",
+            {
+                "text_config": {"model_type": "mistral", **_TEXT, "head_dim": 16, "sliding_window": None},
+                "vision_config": {"model_type": "pixtral", "head_dim": 16, **_VISION, "image_size": 64},
+                "spatial_merge_size": 2,
+                "vision_feature_layer": -1,
+            },
+        ),
+        "internvl": (
+            "internvl",
+            {
+                "text_config": {"model_type": "qwen2", **_TEXT},
+                "vision_config": {
+                    "model_type": "internvl_vision",
+                    **_VISION,
+                    "image_size": [16, 16],
+                    "patch_size": [4, 4],
+                },
+                "image_seq_length": 4,
+            },
+        ),
+    }[kind]
+    return AutoConfig.for_model(
+        model_type, **{"text_config": llama, "image_token_id": token, "pad_token_id": 2} | values
+    )
+
+
+def save_vision_model(kind: str, folder: Path) -> Path:
+    """Write a random model of ``kind`` with its tokenizer and image processor."""
+    from transformers import AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config_of(kind), dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.1)
+            else:
+                parameter.add_(torch.randn(parameter.shape) * 0.2)
+    model.save_pretrained(folder)
+    tokenizer_of(kind).save_pretrained(folder)
+    image_processor_of(kind).save_pretrained(folder)
+    return folder
+
+
+def random_image(seed: int, width: int = 30, height: int = 20) -> Image.Image:
+    """An image of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def reference_logprobs(folder: Path, kind: str, ids: list[int], images: Sequence[Image.Image]) -> torch.Tensor:
+    """Log-probabilities [T, V] that transformers computes for a whole sequence with ``images``, eager and in float32.
+
+    The image processor gets all images at once, as transformers' processors call it.
+    """
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    given = {}
+    if images:
+        options: dict[str, Any] = {"mistral3": {"patch_size": {"height": 8, "width": 8}}}.get(kind, {})
+        options |= {"crop_to_patches": True} if kind == "internvl" else {}
+        several = [list(images)] if kind in ("idefics3", "smolvlm") else list(images)
+        processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        processed = processor(several, return_tensors="pt", **options)
+        names = ("pixel_values", "pixel_attention_mask", "image_sizes")
+        given = {name: processed[name] for name in names if name in processed}
+    with torch.inference_mode():
+        logits = model.eval()(input_ids=torch.tensor([ids]), **given).logits[0]
+    return logits.log_softmax(-1)
