@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.registry import PluginError
@@ -119,14 +121,14 @@ class Sampler(Protocol):
         self,
         raw: Tensor,
         rows: Sequence[SampleRow],
-        uniforms: Sequence[float] = (),
+        uniforms: Sequence[float] | NDArray[np.float64] = (),
         modified: ModifiedLogits | None = None,
         masks: TokenMasks | None = None,
     ) -> PendingSamples:
         """Launch sampling from ``raw`` [R, V] float32, which is not modified and may be overwritten after the call.
 
         uniforms  per row a random number in [0, 1) at which the cumulative distribution is inverted; not needed where
-                  no row has a temperature above 0.
+                  no row has a temperature above 0. A sequence or an array.
         """
 
 
@@ -178,7 +180,7 @@ class TorchSampler:
         self,
         raw: Tensor,
         rows: Sequence[SampleRow],
-        uniforms: Sequence[float] = (),
+        uniforms: Sequence[float] | NDArray[np.float64] = (),
         modified: ModifiedLogits | None = None,
         masks: TokenMasks | None = None,
     ) -> TorchPendingSamples:
@@ -199,7 +201,7 @@ class TorchSampler:
         logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill(~allowed, float("-inf")))
 
     def _launch(
-        self, raw: Tensor, logits: Tensor, rows: Sequence[SampleRow], uniforms: Sequence[float]
+        self, raw: Tensor, logits: Tensor, rows: Sequence[SampleRow], uniforms: Sequence[float] | NDArray[np.float64]
     ) -> tuple[Tensor, Tensor]:
         """Return tokens [R] int64 sampled from ``logits`` [R, V], and the results for the host in one float64 tensor.
 
@@ -224,7 +226,9 @@ class TorchSampler:
             parts += [ids.double().flatten(), values.double().flatten()]
         return tokens, torch.cat(parts)
 
-    def _tokens(self, logits: Tensor, rows: Sequence[SampleRow], uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def _tokens(
+        self, logits: Tensor, rows: Sequence[SampleRow], uniforms: Sequence[float] | NDArray[np.float64]
+    ) -> tuple[Tensor, Tensor]:
         """Return tokens [R] int64 for ``logits`` [R, V], and [R] bool: whether the candidates were enough."""
         tokens = logits.argmax(dim=-1)
         complete = torch.ones_like(tokens, dtype=torch.bool)

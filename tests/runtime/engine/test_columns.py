@@ -16,9 +16,9 @@ def test_requests_in_columns_have_the_outputs_of_objects(more, tiny_model, behin
     sizes: list[int] = []
     inner = ScheduledDecodes.__init__
 
-    def counted(self, sequences):
+    def counted(self, sequences, *previous):
         sizes.append(len(sequences))
-        inner(self, sequences)
+        inner(self, sequences, *previous)
 
     monkeypatch.setattr(ScheduledDecodes, "__init__", counted)
     found = []
