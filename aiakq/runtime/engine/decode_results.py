@@ -58,10 +58,13 @@ def add_token(output: TokenOutput, results: DecodeResults, row: int) -> None:
 def continued_outputs(decodes: ScheduledDecodes, results: DecodeResults, rows: Sequence[int]) -> ContinuedOutputs:
     """Return the outputs of ``rows``, whose sequences go on."""
     steady = decodes.steady
-    columns = (
-        *(steady.request_ids, results.tokens, results.logprobs, results.top),
-        *(steady.num_cached, steady.num_preemptions, steady.times),
+    every = ContinuedOutputs(
+        steady.request_ids,
+        results.tokens,
+        results.logprobs,
+        results.top,
+        steady.num_cached,
+        steady.num_preemptions,
+        steady.times,
     )
-    if len(rows) < len(decodes):
-        return ContinuedOutputs(*[[column[row] for row in rows] if column else [] for column in columns])
-    return ContinuedOutputs(*columns)
+    return every if len(rows) == len(decodes) else every.of(rows)

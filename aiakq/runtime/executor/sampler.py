@@ -199,8 +199,8 @@ class SamplerOutput:
     def all_logprobs(self, count: int) -> list[TokenLogprobs | None]:
         """Wait for the log-probabilities of the first ``count`` rows."""
         found = self.results
-        top = [found.top.get(row) for row in range(count)]
-        if found.failed or self._asked or None in top:
+        top = [found.top.get(row, _NO_TOKENS) for row in range(count)]
+        if found.failed or self._asked or _NO_TOKENS in top:
             return [self.logprobs(row) for row in range(count)]
         ranks = [found.ranks[row] for row in range(count)]
         return [
@@ -268,7 +268,7 @@ def _penalized(logits: Tensor, columns: SamplerColumns, changed: list[int]) -> M
     else:
         table.follow()
     every = changed + rows
-    copies = torch.empty(len(every) + 1, vocab, dtype=logits.dtype, device=logits.device)  # one is spare for the table
+    copies = table.copies(len(changed))
     torch.index_select(logits, 0, on_device(every, logits.device), out=copies[:-1])
     if changed:
         _modify(ModifiedLogits(changed, copies[: len(changed)]), columns)
