@@ -1,10 +1,11 @@
 """Measure the processor time that the engine itself takes for a decode step, without the model and the native sampler.
 
-    python examples/host_steps.py [MODEL] [--batches 1 64 256] [--contexts 1000 8000]
+    python examples/host_steps.py [MODEL] [--batches 1 64 256] [--contexts 1000 8000] [--torch-sampler]
 
 This is what a GPU would wait for. The model's forward is replaced by logits that were drawn before, and the time of
 native calls is subtracted. Python calls and torch operations per step are exact; milliseconds are the median and, less
-disturbed by other programs, the lower decile over steps.
+disturbed by other programs, the lower decile over steps. With --torch-sampler the sampler of GPUs takes the place of
+the native one; on a CPU, milliseconds include its operations.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from aiakq import LLM, SamplingParams
 from aiakq.bench.counting import Counting
 from aiakq.kernels.cpu.library import OpList
+from aiakq.kernels.ops.sampling import CANDIDATES, TorchSampler
 
 EXAMPLE = Path(__file__).parent / "tinybooks"
 PAGE = 16
@@ -47,7 +49,7 @@ class Logits(dict[int, torch.Tensor]):
         return self[rows]
 
 
-def measure(model: str, batch: int, context: int, params: dict[str, Any]) -> dict[str, float]:
+def measure(model: str, batch: int, context: int, params: dict[str, Any], torch_sampler: bool) -> dict[str, float]:
     """Run ``batch`` sequences behind prompts of ``context`` tokens; returns the numbers of a row."""
     pages = batch * (2 + (context + 2 * STEPS) // PAGE) + 2
     llm = LLM(
@@ -62,6 +64,8 @@ def measure(model: str, batch: int, context: int, params: dict[str, Any]) -> dic
         async_scheduling=True,
     )
     engine = llm.engine
+    if torch_sampler:
+        vars(engine.executor)["_sampler"] = TorchSampler(CANDIDATES)
     vocab = engine.limits.vocab_size
     logits = Logits(vocab)
     vars(engine.executor.runner)["forward"] = lambda step: logits[len(step.logit_rows)]
@@ -110,6 +114,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default=str(EXAMPLE))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--contexts", type=int, nargs="+", default=[1000, 8000])
+    parser.add_argument("--torch-sampler", action="store_true")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -118,7 +123,7 @@ def main() -> None:
     for kind in options.kinds:
         for batch in options.batches:
             for context in options.contexts:
-                row = measure(options.model, batch, context, KINDS[kind])
+                row = measure(options.model, batch, context, KINDS[kind], options.torch_sampler)
                 numbers = f"{row['median ms']:.2f} | {row['decile ms']:.2f}"
                 numbers += f" | {row['Python calls']:.0f} | {row['torch operations']:.0f}"
                 print(f"| {kind} | {batch} | {context} | {numbers} |", flush=True)

@@ -23,16 +23,10 @@ def on_device(values: object, device: torch.device, dtype: torch.dtype | None = 
     return tensor.to(device, non_blocking=True)
 
 
-def on_host(*tensors: Tensor) -> Callable[[], list[list[object]]]:
-    """Start copying ``tensors``, of any shape and dtype, to the host. The returned function waits for the copy, not for
-    work launched later, and returns each tensor as a nested list.
-    """
-    copied = copies_on_host(*tensors)
-    return lambda: [copy.tolist() for copy in copied()]
-
-
 def copies_on_host(*tensors: Tensor) -> Callable[[], list[Tensor]]:
-    """The same for tensors [...] of any shape, but the returned function gives tensors. Host tensors are not copied."""
+    """Start copying ``tensors`` [...], of any shape and dtype, to the host. The returned function waits for the copies,
+    not for work launched later, and returns them. Host tensors are not copied.
+    """
     # A non-blocking copy from a GPU goes to pinned memory.
     copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
     arrived = None

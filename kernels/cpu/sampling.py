@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -17,6 +16,8 @@ from aiakq.kernels.types import SamplingProblem
 
 #: Minimum size of all rows of logits, in bytes, for sampling with several threads.
 SHARED_FROM = 1 << 17
+#: Rows of a new table.
+_FIRST_ROWS = 16
 
 
 def supports(problem: SamplingProblem) -> str | None:
@@ -32,13 +33,13 @@ def prepare(problem: SamplingProblem) -> NativeSampler:
 class NativePendingSamples:
     """Results that are already available; see PendingSamples."""
 
-    def __init__(self, results: SampleResults) -> None:
-        self._results = results
+    def __init__(self, results: SampleResults, tokens: NDArray[np.int64]) -> None:
+        self._results, self._tokens = results, tokens
 
     @cached_property
     def tokens(self) -> Tensor:
         """[R] int64; see PendingSamples."""
-        return torch.tensor(self._results.tokens)
+        return torch.from_numpy(self._tokens)
 
     def collect(self) -> SampleResults:
         """See PendingSamples."""
@@ -46,7 +47,7 @@ class NativePendingSamples:
 
 
 class RowTable:
-    """R rows as the native library reads them. It is kept, because most steps have the rows of the step before.
+    """R rows as the native library reads them. Most are those of the step before, and are not written again.
 
     columns    name of a field of the library's structure -> [R], which the table holds.
     address    of the table.
@@ -54,58 +55,77 @@ class RowTable:
     first_top  [R] where the most likely tokens of each row begin among those of all rows.
     """
 
-    def __init__(self, rows: list[SampleRow]) -> None:
-        table = np.zeros(len(rows), np.dtype(library.load_library().structs["SampleRow"]))
-        assert table.dtype.names is not None
-        self.rows, self.address = rows, table.ctypes.data
-        columns = self.columns = {name: table[name] for name in table.dtype.names}
-        temperature, top_k, top_p, min_p, token, counts, _ = zip(*rows, strict=True)
-        columns["temperature"][:], columns["top_p"][:], columns["min_p"][:] = temperature, top_p, min_p
-        columns["top_k"][:], columns["given"][:] = np.clip(top_k, 0, 2**31 - 1), token
-        self.ranked = [row for row, count in enumerate(counts) if count is not None]
-        columns["ranked"][self.ranked] = 1
-        columns["count"][:] = [count or 0 for count in counts]
+    def __init__(self) -> None:
+        self.rows: list[SampleRow] = []
+        self._allocate(_FIRST_ROWS)
+
+    def _allocate(self, capacity: int) -> None:
+        self._table = np.zeros(capacity, np.dtype(library.load_library().structs["SampleRow"]))
+        self.address = self._table.ctypes.data
+        self._numbers = np.arange(capacity)
+        self._place: tuple[int, int] | None = None  # of the logits that all rows have
+        self.set_rows([])
+
+    def set_rows(self, rows: list[SampleRow]) -> None:
+        """Make ``rows`` those of the table."""
+        before, count = self.rows, len(rows)
+        if count > len(self._table):
+            self.rows = before = []
+            self._allocate(2 * count)
+        changed = [
+            row for row, one in enumerate(rows) if row >= len(before) or (one is not before[row] and one != before[row])
+        ]
+        self.rows = rows
+        assert self._table.dtype.names is not None
+        columns = self.columns = {name: self._table[name][:count] for name in self._table.dtype.names}
+        if changed:
+            temperature, top_k, top_p, min_p, token, counts, _ = zip(*[rows[row] for row in changed], strict=True)
+            columns["temperature"][changed], columns["top_p"][changed] = temperature, top_p
+            columns["min_p"][changed], columns["given"][changed] = min_p, token
+            columns["top_k"][changed] = np.clip(top_k, 0, 2**31 - 1)
+            columns["ranked"][changed] = [each is not None for each in counts]
+            columns["count"][changed] = [each or 0 for each in counts]
+        self.ranked: list[int] = columns["ranked"].nonzero()[0].tolist()
         self.first_top = columns["count"].cumsum() - columns["count"]
         total = int(columns["count"].sum())
         self._top_ids, self._top_values = np.zeros(total, np.int32), np.zeros(total, np.float32)
         columns["top_ids"][:] = self._top_ids.ctypes.data + 4 * self.first_top
         columns["top_values"][:] = self._top_values.ctypes.data + 4 * self.first_top
-        self._numbers = np.arange(len(rows))
-        self._place: tuple[int, int] | None = None  # of the logits that all rows have
 
     def set_logits(self, raw: Tensor, modified: ModifiedLogits | None, masks: TokenMasks | None) -> None:
         """Set the addresses of ``raw`` [R, V], whose rows are contiguous, of ``modified`` and of ``masks``."""
         columns, place = self.columns, (raw.data_ptr(), raw.stride(0))
         if place != self._place:
-            columns["raw"][:] = place[0] + 4 * place[1] * self._numbers
-            columns["logits"][:] = columns["raw"]
-            columns["mask"].fill(0)
+            table = self._table
+            table["raw"][:] = place[0] + 4 * place[1] * self._numbers
+            table["logits"][:] = table["raw"]
+            table["mask"].fill(0)
         self._place = place if modified is None and masks is None else None
         if modified is not None:
             columns["logits"][modified.rows] = _addresses(modified.logits)
         if masks is not None:
             columns["mask"][masks.rows] = _addresses(masks.bits)
 
-    def results(self) -> SampleResults:
+    def results(self) -> NativePendingSamples:
         """Return what the library wrote."""
         columns = self.columns
-        results = SampleResults(columns["token"].tolist(), columns["log_probability"].tolist(), {}, {}, {})
-        normalizers, nothing_left = columns["normalizer"].tolist(), columns["nothing_left"].tolist()
-        if any(nothing_left) or not math.isfinite(sum(normalizers)):
-            for row, (normalizer, is_empty) in enumerate(zip(normalizers, nothing_left, strict=True)):
-                if not math.isfinite(normalizer):
-                    results.failed[row] = SampleOutcome.NOT_FINITE
-                elif is_empty:
-                    results.failed[row] = SampleOutcome.NOTHING_LEFT
+        tokens, normalizers = columns["token"].astype(np.int64), columns["normalizer"]
+        results = SampleResults(tokens.tolist(), columns["log_probability"].tolist(), {}, {}, {})
+        is_empty, is_finite = columns["nothing_left"] != 0, np.isfinite(normalizers)
+        if is_empty.any() or not is_finite.all():
+            for row in (is_empty | ~is_finite).nonzero()[0].tolist():
+                results.failed[row] = SampleOutcome.NOTHING_LEFT if is_finite[row] else SampleOutcome.NOT_FINITE
         if self.ranked:
             results.ranks.update(zip(self.ranked, columns["rank"][self.ranked].tolist(), strict=True))
         if len(self._top_ids):
             ids, values, first = self._top_ids.tolist(), self._top_values.tolist(), self.first_top.tolist()
+            top = results.top
             for row in self.ranked:
-                top = slice(first[row], first[row] + (self.rows[row].num_logprobs or 0))
-                if ids[top]:
-                    results.top[row] = TopTokens(ids[top], values[top])
-        return results
+                begin = first[row]
+                end = begin + (self.rows[row].num_logprobs or 0)
+                if end > begin:
+                    top[row] = TopTokens(ids[begin:end], values[begin:end])
+        return NativePendingSamples(results, tokens)
 
 
 class NativeSampler:
@@ -116,13 +136,13 @@ class NativeSampler:
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._op = library.new_op("sample")
         self._ops = library.OpList(self._op)
-        self._table: RowTable | None = None
+        self._table = RowTable()
 
     def __call__(
         self,
         raw: Tensor,
         rows: Sequence[SampleRow],
-        uniforms: Sequence[float] = (),
+        uniforms: Sequence[float] | NDArray[np.float64] = (),
         modified: ModifiedLogits | None = None,
         masks: TokenMasks | None = None,
     ) -> NativePendingSamples:
@@ -135,13 +155,13 @@ class NativeSampler:
             masks = masks._replace(bits=masks.bits.contiguous())
         with self._ops.lock:
             table = self._table
-            if table is None or table.rows != rows:
-                table = self._table = RowTable(list(rows))
+            if table.rows != rows:
+                table.set_rows(list(rows))
             table.set_logits(raw, modified, masks)
             if len(uniforms):
                 table.columns["uniform"][:] = uniforms
             self._run(table, raw.shape[1])
-            return NativePendingSamples(table.results())
+            return table.results()
 
     def _run(self, table: RowTable, vocab: int) -> None:
         count = len(table.rows)

@@ -6,16 +6,19 @@ Penalties, biases and masks are applied to the logits beforehand; log-probabilit
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.registry import PluginError
 from aiakq.kernels.selection import Implementations
-from aiakq.kernels.transfer import on_device, on_host
+from aiakq.kernels.transfer import copies_on_host, on_device
 from aiakq.kernels.types import SamplingProblem
 
 #: Candidates of the reference for top-k, top-p and min-p. Constant, so that a row does not depend on its neighbours.
@@ -119,14 +122,14 @@ class Sampler(Protocol):
         self,
         raw: Tensor,
         rows: Sequence[SampleRow],
-        uniforms: Sequence[float] = (),
+        uniforms: Sequence[float] | NDArray[np.float64] = (),
         modified: ModifiedLogits | None = None,
         masks: TokenMasks | None = None,
     ) -> PendingSamples:
         """Launch sampling from ``raw`` [R, V] float32, which is not modified and may be overwritten after the call.
 
         uniforms  per row a random number in [0, 1) at which the cumulative distribution is inverted; not needed where
-                  no row has a temperature above 0.
+                  no row has a temperature above 0. A sequence or an array.
         """
 
 
@@ -162,8 +165,76 @@ def prepare(problem: SamplingProblem) -> TorchSampler:
     return TorchSampler(CANDIDATES)
 
 
+#: An index of some rows, or of all.
+Selected = Tensor | slice
 #: Values per row in the tensor packed by ``TorchSampler``.
 _PACKED = 6
+
+
+class RowTensors:
+    """What rows ask for, on the device. It is kept, because most steps have the rows of the step before.
+
+    has_ranks    whether any row gets a rank.
+    is_chosen    whether the tokens of some rows are the first of equal maxima: greedy rows.
+    given        rows with a given token, and the tokens, [n] int64 each; None if there are none.
+    random       numbers of the rows that are sampled at random.
+    random_rows  the same, which select all rows without a copy if these are all.
+    temperature  [len(random), 1] float32 of them.
+    uncut        those of ``random`` without top-k, top-p and min-p; None if there are none.
+    cuts         the others, see ``Cut``.
+    top          rows with the same number of most likely tokens, by that number.
+    """
+
+    def __init__(self, rows: list[SampleRow], vocab: int, device: torch.device) -> None:
+        self.rows, self.vocab, self.device = rows, vocab, device
+        self.has_ranks = any(row.num_logprobs is not None for row in rows)
+        given = [index for index, row in enumerate(rows) if row.token >= 0]
+        self.given: Tensor | None = None
+        if given:
+            self.given = on_device([given, [rows[index].token for index in given]], device)
+        self.random = [index for index, row in enumerate(rows) if row.temperature > 0 and row.token < 0]
+        self.is_chosen = len(self.random) < len(rows)
+        self.random_rows = self._some(self.random, len(rows))
+        chosen = [rows[index] for index in self.random]
+        self.temperature = on_device([[row.temperature] for row in chosen], device, torch.float32)
+        is_cut = [row.top_k > 0 or row.top_p < 1 or row.min_p > 0 for row in chosen]
+        self.uncut: Selected | None = None
+        if not all(is_cut):
+            self.uncut = self._some([index for index, cut in enumerate(is_cut) if not cut], len(chosen))
+        self.cuts = []
+        for every in (False, True):
+            some = [index for index, cut in enumerate(is_cut) if cut and chosen[index].all_candidates == every]
+            if some:
+                selected = self._some(some, len(chosen))
+                self.cuts.append(Cut.of([chosen[index] for index in some], selected, every, vocab, device))
+        self.top = _by_num_logprobs(rows)
+        self.top_rows = {count: self._some(some, len(rows)) for count, some in self.top.items()}
+
+    def _some(self, some: list[int], count: int) -> Selected:
+        """Return an index of ``some`` of ``count`` rows. Logits are large: all of them are not copied."""
+        return slice(None) if len(some) == count else on_device(some, self.device, torch.long)
+
+
+class Cut(NamedTuple):
+    """Rows of those sampled at random that are restricted by min-p, top-k and top-p, [n, 1] each.
+
+    rows   their index among those sampled at random.
+    every  whether all tokens of the vocabulary are candidates.
+    """
+
+    rows: Selected
+    every: bool
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    @staticmethod
+    def of(rows: list[SampleRow], selected: Selected, every: bool, vocab: int, device: torch.device) -> Cut:
+        """Return the parameters of ``rows``."""
+        top_k = on_device([[min(row.top_k, vocab) if row.top_k > 0 else vocab] for row in rows], device)
+        top_p = on_device([[row.top_p] for row in rows], device, torch.float64)
+        min_p = on_device([[row.min_p] for row in rows], device, torch.float64)
+        return Cut(selected, every, top_k, top_p, min_p)
 
 
 class TorchSampler:
@@ -173,12 +244,13 @@ class TorchSampler:
 
     def __init__(self, candidates: int) -> None:
         self.candidates = candidates
+        self._kept: RowTensors | None = None
 
     def __call__(
         self,
         raw: Tensor,
         rows: Sequence[SampleRow],
-        uniforms: Sequence[float] = (),
+        uniforms: Sequence[float] | NDArray[np.float64] = (),
         modified: ModifiedLogits | None = None,
         masks: TokenMasks | None = None,
     ) -> TorchPendingSamples:
@@ -189,8 +261,11 @@ class TorchSampler:
         if masks is not None:
             logits = logits.clone() if logits is raw else logits
             self.mask(logits, on_device(masks.rows, raw.device), on_device(masks.bits, raw.device))
-        tokens, packed = self._launch(raw, logits, rows, uniforms)
-        return TorchPendingSamples(tokens, on_host(packed), rows)
+        kept = self._kept
+        if kept is None or kept.rows != rows or kept.vocab != raw.shape[1] or kept.device != raw.device:
+            kept = self._kept = RowTensors(list(rows), raw.shape[1], raw.device)
+        tokens, packed = self._launch(raw, logits, kept, uniforms)
+        return TorchPendingSamples(tokens, copies_on_host(packed), kept)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """Set tokens not allowed by ``bits`` [N, W] int32 to -inf in rows ``rows`` [N] int64 of ``logits`` [R, V]."""
@@ -199,96 +274,88 @@ class TorchSampler:
         logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill(~allowed, float("-inf")))
 
     def _launch(
-        self, raw: Tensor, logits: Tensor, rows: Sequence[SampleRow], uniforms: Sequence[float]
+        self, raw: Tensor, logits: Tensor, rows: RowTensors, uniforms: Sequence[float] | NDArray[np.float64]
     ) -> tuple[Tensor, Tensor]:
         """Return tokens [R] int64 sampled from ``logits`` [R, V], and the results for the host in one float64 tensor.
 
-        That tensor holds _PACKED values per row: token, log-probability, whether the raw logits are finite, whether any
-        token is left, whether the candidates were enough, and the token's rank; then, for rows that request them, the
-        most likely tokens and their log-probabilities.
+        That tensor holds _PACKED times R values: tokens, log-probabilities, whether the raw logits are finite, whether
+        any token is left, whether the candidates were enough, and the tokens' ranks; then, for rows that request them,
+        the most likely tokens and their log-probabilities.
         """
-        device = raw.device
         normalizer = torch.logsumexp(raw, dim=-1)
         tokens, complete = self._tokens(logits, rows, uniforms)
         token_logits = raw.gather(1, tokens.unsqueeze(1))
         ranks = torch.zeros_like(tokens)
-        if any(row.num_logprobs is not None for row in rows):
+        if rows.has_ranks:
             ranks = (raw > token_logits).sum(dim=-1) + 1
         left = logits.amax(dim=-1) > float("-inf")
         fixed = (tokens, token_logits.squeeze(1) - normalizer, torch.isfinite(normalizer), left, complete, ranks)
-        parts = [torch.stack([column.double() for column in fixed], dim=1).flatten()]
-        for count, requesting in _by_num_logprobs(rows).items():
-            # Logits are large: avoid a copy if all rows request the same number.
-            some = slice(None) if len(requesting) == len(rows) else on_device(requesting, device)
+        parts = [column.double() for column in fixed]
+        for count, some in rows.top_rows.items():
             values, ids = (raw[some] - normalizer[some].unsqueeze(1)).topk(count)
             parts += [ids.double().flatten(), values.double().flatten()]
         return tokens, torch.cat(parts)
 
-    def _tokens(self, logits: Tensor, rows: Sequence[SampleRow], uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def _tokens(
+        self, logits: Tensor, rows: RowTensors, uniforms: Sequence[float] | NDArray[np.float64]
+    ) -> tuple[Tensor, Tensor]:
         """Return tokens [R] int64 for ``logits`` [R, V], and [R] bool: whether the candidates were enough."""
-        tokens = logits.argmax(dim=-1)
-        complete = torch.ones_like(tokens, dtype=torch.bool)
-        given = [index for index, row in enumerate(rows) if row.token >= 0]
-        if given:
-            positions, values = on_device([given, [rows[index].token for index in given]], logits.device)
-            tokens.index_copy_(0, positions, values)
-        random = [index for index, row in enumerate(rows) if row.temperature > 0 and row.token < 0]
-        if random:
-            some = on_device(random, logits.device)
-            numbers = on_device([[uniforms[index]] for index in random], logits.device, torch.float64)
-            sampled, enough = self._random(logits.index_select(0, some), [rows[index] for index in random], numbers)
-            tokens, complete = tokens.index_copy(0, some, sampled), complete.index_copy(0, some, enough)
+        complete = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+        if not rows.random:
+            tokens = logits.argmax(dim=-1)
+        else:
+            numbers = np.asarray(uniforms, np.float64)
+            numbers = numbers[rows.random] if rows.is_chosen else numbers
+            uniform = on_device(torch.from_numpy(numbers).unsqueeze(1), logits.device)
+            sampled, enough = self._random(logits[rows.random_rows], rows, uniform)
+            if not rows.is_chosen:
+                return sampled, enough
+            tokens = logits.argmax(dim=-1)
+            tokens[rows.random_rows], complete[rows.random_rows] = sampled, enough
+        if rows.given is not None:
+            tokens.index_copy_(0, *rows.given.unbind(0))
         return tokens, complete
 
-    def _random(self, logits: Tensor, rows: list[SampleRow], uniform: Tensor) -> tuple[Tensor, Tensor]:
+    def _random(self, logits: Tensor, rows: RowTensors, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """The same as ``_tokens``, for rows with a temperature above 0; uniform [R, 1] float64."""
-        device, vocab = logits.device, logits.shape[1]
-        scaled = logits / on_device([[row.temperature] for row in rows], device, logits.dtype)
-        tokens = torch.empty(len(rows), dtype=torch.long, device=device)
+        scaled = logits / rows.temperature
+        tokens = torch.empty(len(scaled), dtype=torch.long, device=logits.device)
         complete = torch.ones_like(tokens, dtype=torch.bool)
-        cut = [row.top_k > 0 or row.top_p < 1 or row.min_p > 0 for row in rows]
-        if not all(cut):
-            uncut = on_device([index for index, is_cut in enumerate(cut) if not is_cut], device)
-            weights = torch.softmax(scaled.index_select(0, uncut), dim=-1).double()
-            tokens.index_copy_(0, uncut, _invert(weights, uniform.index_select(0, uncut)))
-        for every in (False, True):
-            chosen = [index for index, is_cut in enumerate(cut) if is_cut and rows[index].all_candidates == every]
-            if chosen:
-                some = on_device(chosen, device)
-                parts = scaled.index_select(0, some), uniform.index_select(0, some), [rows[index] for index in chosen]
-                sampled, enough = _sample_cut(*parts, vocab if every else min(self.candidates, vocab))
-                tokens.index_copy_(0, some, sampled)
-                complete.index_copy_(0, some, enough)
+        if rows.uncut is not None:
+            weights = torch.softmax(scaled[rows.uncut], dim=-1).double()
+            tokens[rows.uncut] = _invert(weights, uniform[rows.uncut])
+        for cut in rows.cuts:
+            candidates = rows.vocab if cut.every else min(self.candidates, rows.vocab)
+            sampled, enough = _sample_cut(scaled[cut.rows], uniform[cut.rows], cut, candidates)
+            tokens[cut.rows], complete[cut.rows] = sampled, enough
         return tokens, complete
 
 
 class TorchPendingSamples:
     """See PendingSamples. It keeps no reference to the logits, which the next step overwrites."""
 
-    def __init__(self, tokens: Tensor, packed: Callable[[], list[list[Any]]], rows: Sequence[SampleRow]) -> None:
+    def __init__(self, tokens: Tensor, packed: Callable[[], list[Tensor]], rows: RowTensors) -> None:
         self.tokens = tokens
         self._packed, self._rows = packed, rows
 
     def collect(self) -> SampleResults:
         """See PendingSamples."""
-        (numbers,) = self._packed()
-        end = _PACKED * len(self._rows)
-        tokens, logprobs, finite, left, complete, ranks = (numbers[at:end:_PACKED] for at in range(_PACKED))
-        results = SampleResults([int(token) for token in tokens], logprobs, {}, {}, {})
-        if not (all(finite) and all(left) and all(complete)):
-            for row, flags in enumerate(zip(finite, left, complete, strict=True)):
-                if not all(flags):
-                    results.failed[row] = _outcome(*flags)
-        for row, asked in enumerate(self._rows):
-            if asked.num_logprobs is not None:
-                results.ranks[row] = int(ranks[row])
-        for count, requesting in _by_num_logprobs(self._rows).items():
-            values = end + count * len(requesting)
-            for row in requesting:
-                ids = [int(token) for token in numbers[end : end + count]]
-                results.top[row] = TopTokens(ids, numbers[values : values + count])
-                end, values = end + count, values + count
-            end = values
+        (packed,) = self._packed()
+        numbers, rows = packed.numpy(), self._rows
+        end = _PACKED * len(rows.rows)
+        tokens, logprobs, finite, left, complete, ranks = numbers[:end].reshape(_PACKED, -1)
+        results = SampleResults(tokens.astype(np.int64).tolist(), logprobs.tolist(), {}, {}, {})
+        failed = (finite * left * complete == 0).nonzero()[0].tolist()
+        results.failed.update((row, _outcome(finite[row], left[row], complete[row])) for row in failed)
+        if rows.has_ranks:
+            found = ranks.astype(np.int64).tolist()
+            results.ranks.update((row, found[row]) for row, one in enumerate(rows.rows) if one.num_logprobs is not None)
+        for count, requesting in rows.top.items():
+            size = count * len(requesting)
+            ids, values = numbers[end : end + 2 * size].reshape(2, -1, count)
+            pairs = zip(ids.astype(np.int64).tolist(), values.tolist(), strict=True)
+            results.top.update(zip(requesting, itertools.starmap(TopTokens, pairs), strict=True))
+            end += 2 * size
         return results
 
 
@@ -309,9 +376,9 @@ def _outcome(finite: float, left: float, complete: float) -> SampleOutcome:
     return SampleOutcome.DONE if complete else SampleOutcome.MORE_CANDIDATES
 
 
-def _sample_cut(scaled: Tensor, uniform: Tensor, rows: list[SampleRow], candidates: int) -> tuple[Tensor, Tensor]:
-    """Sample tokens [R] from ``scaled`` [R, V] restricted by min-p, top-k and top-p, with random numbers ``uniform``
-    [R, 1]; also return [R] bool: whether the candidates were enough.
+def _sample_cut(scaled: Tensor, uniform: Tensor, cut: Cut, candidates: int) -> tuple[Tensor, Tensor]:
+    """Sample tokens [R] from ``scaled`` [R, V] restricted by ``cut``, with random numbers ``uniform`` [R, 1]; also
+    return [R] bool: whether the candidates were enough.
     """
     vocab = scaled.shape[1]
     normalizer = torch.logsumexp(scaled, dim=-1, keepdim=True)
@@ -319,7 +386,7 @@ def _sample_cut(scaled: Tensor, uniform: Tensor, rows: list[SampleRow], candidat
         values, ids = _in_order(*scaled.topk(candidates, dim=-1))
     else:
         values, ids = scaled.sort(dim=-1, descending=True, stable=True)
-    weights, complete = _kept_weights(values, normalizer, rows, vocab)
+    weights, complete = _kept_weights(values, normalizer, cut, vocab)
     return ids.gather(1, _invert(weights, uniform).unsqueeze(1)).squeeze(1), complete
 
 
@@ -330,15 +397,12 @@ def _in_order(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return values, ids.gather(1, best)
 
 
-def _kept_weights(values: Tensor, normalizer: Tensor, rows: list[SampleRow], vocab: int) -> tuple[Tensor, Tensor]:
+def _kept_weights(values: Tensor, normalizer: Tensor, cut: Cut, vocab: int) -> tuple[Tensor, Tensor]:
     """Return the probabilities of candidates ``values`` [R, C], in descending order, with those cut off set to 0; and
     [R] bool: whether C candidates were enough.
     """
-    device = values.device
-    width = values.shape[1]
-    top_k = on_device([[min(row.top_k, vocab) if row.top_k > 0 else vocab] for row in rows], device)
-    top_p = on_device([[row.top_p] for row in rows], device, torch.float64)
-    min_p = on_device([[row.min_p] for row in rows], device, torch.float64)
+    device, width = values.device, values.shape[1]
+    top_k, top_p, min_p = cut.top_k, cut.top_p, cut.min_p
     weights = torch.exp((values - normalizer).double())
     kept = weights >= min_p * weights[:, :1]
     kept &= torch.arange(width, device=device) < top_k

@@ -26,19 +26,25 @@ def append_tokens(
     """Continue the sequences of ``rows`` with their ``tokens``; return (finish_reason, stop_reason) of those that end,
     by row.
     """
+    sequences, steady = decodes.sequences, decodes.steady
+    token_ids, max_lengths, times = steady.token_ids, steady.max_lengths, steady.times
+    if len(rows) < len(sequences):
+        token_ids, max_lengths = [token_ids[row] for row in rows], [max_lengths[row] for row in rows]
+        sequences, times = [sequences[row] for row in rows], [times[row] for row in rows]
+        tokens = [tokens[row] for row in rows]
+    for one, own, token in zip(sequences, token_ids, tokens, strict=True):
+        own.append(token)
+        del one.pending_chunks[0]
+    for each in times:
+        each.last_token = now
+    at_end = [at for at, (own, most) in enumerate(zip(token_ids, max_lengths, strict=True)) if len(own) >= most]
+    if not steady.end_ids.isdisjoint(tokens):
+        at_end += [at for at, token in enumerate(tokens) if token in sequences[at].end_ids]
     ended: dict[int, tuple[str, int | str | None]] = {}
-    sequences = decodes.sequences
-    for row in rows:
-        sequence, token = sequences[row], tokens[row]
-        token_ids = sequence.token_ids
-        token_ids.append(token)
-        sequence.num_pending_tokens -= 1
-        del sequence.pending_chunks[0]
-        sequence.times.last_token = now
-        if token in sequence.end_ids or len(token_ids) >= sequence.max_length:
-            reason, stop_reason = sequence.finish_reason(token)
-            if reason is not None:
-                ended[row] = reason, stop_reason
+    for at in sorted(at_end):
+        reason, stop_reason = sequences[at].finish_reason(tokens[at])
+        if reason is not None:
+            ended[rows[at]] = reason, stop_reason
     return ended
 
 
@@ -51,16 +57,14 @@ def add_token(output: TokenOutput, results: DecodeResults, row: int) -> None:
 
 def continued_outputs(decodes: ScheduledDecodes, results: DecodeResults, rows: Sequence[int]) -> ContinuedOutputs:
     """Return the outputs of ``rows``, whose sequences go on."""
-    sequences, tokens, logprobs, top = decodes.sequences, results.tokens, results.logprobs, results.top
-    if len(rows) < len(sequences):
-        sequences, tokens = [sequences[row] for row in rows], [tokens[row] for row in rows]
-        logprobs, top = [logprobs[row] for row in rows], [top[row] for row in rows] if top else []
-    return ContinuedOutputs(
-        [sequence.spec.request_id for sequence in sequences],
-        tokens,
-        logprobs,
-        top,
-        [sequence.num_cached or 0 for sequence in sequences],
-        [sequence.num_preemptions for sequence in sequences],
-        [sequence.times for sequence in sequences],
+    steady = decodes.steady
+    every = ContinuedOutputs(
+        steady.request_ids,
+        results.tokens,
+        results.logprobs,
+        results.top,
+        steady.num_cached,
+        steady.num_preemptions,
+        steady.times,
     )
+    return every if len(rows) == len(decodes) else every.of(rows)

@@ -31,7 +31,7 @@ from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.client_shares import ClientShares
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.resources import Resource, StepExtension
-from aiakq.runtime.engine.sequence import ScheduledChunk, ScheduledStep, Sequence
+from aiakq.runtime.engine.sequence import ScheduledChunk, ScheduledStep, Sequence, SteadySequences
 from aiakq.runtime.engine.step_builder import StepBuilder
 from aiakq.runtime.engine.step_times import StepTimes
 
@@ -52,6 +52,7 @@ class Scheduler:
     extensions   those of ``resources`` that have a part in steps.
     budget       tokens in a step.
     min_columns  number of steady sequences in a step from which on they get columns.
+    steady       sequences that were scheduled in columns in the last step; None if none were.
     step_times   how long steps take by their number of tokens.
     freed_slots  of sequences that stopped running, for the next batch to the executor; its reader empties it.
     """
@@ -73,6 +74,7 @@ class Scheduler:
         self.freed_slots: list[int] = []
         self._free_slots = list(reversed(range(self.max_num_seqs)))
         self._numbers = itertools.count()
+        self.steady: SteadySequences | None = None
         self._had_prompts = False
         self._last_step = 0.0
         self._prompt_seconds = 0.0
@@ -99,6 +101,7 @@ class Scheduler:
         if sequence.slot is not None:
             self.running.remove(sequence)
             self._free_slot(sequence)
+            self.steady = self.steady if self.running else None  # which keeps its sequences in memory
         else:
             self.waiting.remove(sequence)
         for resource in self.resources:
@@ -148,16 +151,17 @@ class Scheduler:
         builder = StepBuilder(self, *self._step_limits(), waited=self._waited(now))
         # Draft tokens are planned for single sequences.
         chosen = builder.step(has_columns=not self.extensions)
+        self.steady = None if chosen.decodes is None else chosen.decodes.steady
         for resource in self.resources:
             resource.end_step(self._waiting_in_turn())
         self._had_prompts = any(chunk.count > 1 for chunk in chosen)
         for extension in self.extensions:
             extension.extend(chosen, self.running, self._had_prompts)
-        chosen.sort(key=lambda chunk: chunk.count > 1)
+        if len(chosen) > 1:
+            chosen.sort(key=lambda chunk: chunk.count > 1)
         for chunk in chosen:
             sequence = chunk.sequence
             sequence.num_computed_tokens = chunk.end
-            sequence.num_pending_tokens += chunk.samples
             sequence.pending_chunks.append(chunk)
         self._steps.append(chosen.num_tokens)
         return chosen

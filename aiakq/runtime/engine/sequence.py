@@ -19,7 +19,6 @@ class Sequence:
     """A request's tokens, its pages, and how far its keys and values are computed.
 
     token_ids           prompt, then generated tokens; those of pending steps are not among them.
-    num_pending_tokens  tokens that pending steps will add.
     num_computed_tokens tokens whose keys and values are in ``pages``, or will be after the pending steps.
     pending_chunks      its chunks in pending steps, oldest first, or the columns that they are part of.
     is_steady           whether each further step computes and samples one token of it, and there is nothing else to do
@@ -43,7 +42,6 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     num_prompt: int = field(init=False)
     order: tuple[int, int] = (0, 0)
-    num_pending_tokens: int = 0
     num_computed_tokens: int = 0
     pending_chunks: list[ScheduledChunk | ScheduledDecodes] = field(default_factory=list)
     is_steady: bool = False
@@ -80,6 +78,11 @@ class Sequence:
     @property
     def num_outputs(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that pending steps will add."""
+        return sum([chunk.samples for chunk in self.pending_chunks])
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -131,7 +134,6 @@ class Sequence:
         """Take ``chunk``, the oldest pending one, off the pending ones."""
         oldest = self.pending_chunks.pop(0)
         assert oldest is chunk
-        self.num_pending_tokens -= chunk.samples
 
     def reset(self) -> list[int]:
         """Discard everything computed, for a preemption; returns the pages to release."""
@@ -148,7 +150,6 @@ class Sequence:
         for chunk in self.pending_chunks:
             chunk.drop(self)
         self.pending_chunks.clear()
-        self.num_pending_tokens = 0
 
     def resample(self) -> None:
         """Compute the last token once more, and sample the next from the whole vocabulary."""
@@ -252,10 +253,33 @@ class ScheduledChunk:
         )
 
 
+class SteadySequences:
+    """Sequences that are steady together, and what of them is the same in every step, in columns.
+
+    slots      of them, which they keep while they are steady.
+    token_ids  the lists to which their tokens are appended.
+    end_ids    tokens that end any of them.
+    others     see ``ContinuedOutputs``.
+    """
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        self.sequences = sequences
+        self.slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
+        assert len(self.slots) == len(sequences), "a steady sequence has a slot"
+        self.token_ids = [sequence.token_ids for sequence in sequences]
+        self.max_lengths = [sequence.max_length for sequence in sequences]
+        self.end_ids = frozenset().union(*{sequence.end_ids for sequence in sequences})
+        self.request_ids = [sequence.spec.request_id for sequence in sequences]
+        self.num_cached = [sequence.num_cached or 0 for sequence in sequences]
+        self.num_preemptions = [sequence.num_preemptions for sequence in sequences]
+        self.times = [sequence.times for sequence in sequences]
+
+
 class ScheduledDecodes:
     """One token each of many steady sequences, after which one is sampled: chunks in columns.
 
-    sequences  of the chunks.
+    steady     the sequences of the chunks, in columns.
+    sequences  the same as a list.
     firsts     the numbers of their tokens, as in ``ScheduledChunk``.
     dropped    sequences whose results are ignored.
     """
@@ -263,14 +287,18 @@ class ScheduledDecodes:
     samples, num_proposed = 1, 0  # of each chunk
     drafts: tuple[int, ...] = ()
 
-    def __init__(self, sequences: list[Sequence]) -> None:
-        """Their counters are advanced."""
+    def __init__(self, sequences: list[Sequence], previous: SteadySequences | None = None) -> None:
+        """Their counters are advanced. ``previous`` are used again if they are the same sequences, which have been
+        steady since.
+        """
+        if previous is None or previous.sequences != sequences:
+            previous = SteadySequences(sequences)
+        self.steady = previous
         self.sequences = sequences
         self.firsts = [sequence.num_computed_tokens for sequence in sequences]
         self.dropped: set[Sequence] = set()
         for sequence in sequences:
             sequence.num_computed_tokens += 1
-            sequence.num_pending_tokens += 1
             sequence.pending_chunks.append(self)
 
     def __len__(self) -> int:
@@ -283,20 +311,16 @@ class ScheduledDecodes:
     def record(self) -> Decodes:
         """The chunks as the executor gets them, with the pages it does not know yet."""
         new_pages = {}
-        slots: list[int] = []
-        for sequence in self.sequences:
-            slot, pages, submitted = sequence.slot, sequence.pages, sequence.num_submitted_pages
-            assert slot is not None and submitted is not None
-            slots.append(slot)
-            if submitted < len(pages):
-                new_pages[slot] = pages[submitted:]
-                sequence.num_submitted_pages = len(pages)
-        return Decodes(slots, self.firsts, new_pages)
+        for sequence in [one for one in self.sequences if one.num_submitted_pages != len(one.pages)]:
+            assert sequence.slot is not None
+            new_pages[sequence.slot] = sequence.pages[sequence.num_submitted_pages :]
+            sequence.num_submitted_pages = len(sequence.pages)
+        return Decodes(self.steady.slots, self.firsts, new_pages)
 
     def filling(self, page_size: int, rows: SequenceType[int]) -> list[ScheduledChunk]:
         """The chunks of ``rows`` that fill a page, as records; they stay in the columns."""
-        firsts = self.firsts
-        filling = [row for row in rows if (firsts[row] + 1) % page_size == 0]
+        firsts, last = self.firsts, page_size - 1
+        filling = [row for row in rows if firsts[row] % page_size == last]
         return [ScheduledChunk(self.sequences[row], firsts[row], 1, completes=True, samples=1) for row in filling]
 
     def chunk(self, number: int) -> ScheduledChunk:

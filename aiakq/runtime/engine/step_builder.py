@@ -23,7 +23,7 @@ from typing import Protocol
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.client_shares import OUTPUT_WEIGHT, ClientShares
 from aiakq.runtime.engine.pages import PagePool
-from aiakq.runtime.engine.sequence import ScheduledChunk, ScheduledDecodes, ScheduledStep, Sequence
+from aiakq.runtime.engine.sequence import ScheduledChunk, ScheduledDecodes, ScheduledStep, Sequence, SteadySequences
 from aiakq.runtime.engine.step_times import StepTimes
 
 #: Maximum number of prompt tokens that one of several clients gets per turn.
@@ -46,6 +46,7 @@ class Queues(Protocol):
     budget: int
     max_num_seqs: int
     min_columns: int
+    steady: SteadySequences | None
 
     def num_wanted(self, sequence: Sequence) -> int:
         """Return the tokens of a running sequence that could be computed in this step."""
@@ -111,6 +112,7 @@ class StepBuilder:
         self._quantum = QUANTUM
         self._counts: dict[Sequence, int] = {}  # tokens by sequence
         self._started: set[Sequence] = set()
+        self._has_preempted = False  # in this step
         self._admits = True  # whether waiting sequences may still start
         self._reserved_pages: int | None = None  # pages that running sequences lack; None: not counted yet
 
@@ -134,10 +136,12 @@ class StepBuilder:
         steady = [sequence for sequence in counts if sequence.is_steady] if has_columns else []
         if not steady or len(steady) < self._scheduler.min_columns:
             return ScheduledStep([ScheduledChunk.of(*counted) for counted in counts.items()])
-        # The executor need not do again what depends only on which sequences there are, so their order is constant.
+        # What depends only on which sequences there are need not be done again, so their order is constant.
         steady.sort(key=_SLOT)
-        others = [ScheduledChunk.of(*counted) for counted in counts.items() if not counted[0].is_steady]
-        return ScheduledStep(others, ScheduledDecodes(steady))
+        others: list[ScheduledChunk] = []
+        if len(steady) < len(counts):
+            others = [ScheduledChunk.of(*counted) for counted in counts.items() if not counted[0].is_steady]
+        return ScheduledStep(others, ScheduledDecodes(steady, self._scheduler.steady))
 
     def _serve_in_turns(self) -> None:
         """Serve the client with the lowest counter, until nothing is wanted or left."""
@@ -159,7 +163,14 @@ class StepBuilder:
         scheduler = self._scheduler
         demands = {client: _Demand(client) for client in scheduler.clients}
         has_stages = self._config.num_stages > 1
-        for sequence in self._running:
+        running = self._running
+        if len(demands) == 1 and not has_stages:  # in fewer operations than those below
+            (demand,) = demands.values()
+            steady = [one for one in running if one.is_steady]
+            demand.decodes += [one for one in steady if one.num_computed_tokens < one.num_needed_tokens]
+            demand.num_running = len(steady)
+            running = [one for one in running if not one.is_steady] if len(steady) < len(running) else []
+        for sequence in running:
             demand = demands[sequence.client]
             demand.num_running += 1
             if sequence.is_steady and not has_stages:
@@ -244,7 +255,7 @@ class StepBuilder:
         decodes, pool = demand.decodes, self._pool
         size = pool.page_size
         growing = [sequence for sequence in decodes if sequence.num_computed_tokens >= len(sequence.pages) * size]
-        if len(growing) > pool.num_free or any(sequence.slot is None for sequence in decodes):
+        if len(growing) > pool.num_free or self._has_preempted:
             return False
         for sequence in growing:
             pool.extend(sequence.pages, sequence.num_computed_tokens + 1)
@@ -393,4 +404,5 @@ class StepBuilder:
         self._tokens_left += self._counts.pop(victim, 0)
         self._reserved_pages = None
         self._admits = False
+        self._has_preempted = True
         self._scheduler.preempt(victim)

@@ -56,8 +56,12 @@ class TokenCounts:
 
     def count(self, token: int) -> tuple[int, float]:
         """Count ``token``; return its place in the arrays and how often it has occurred."""
-        self.add((token,))
-        place = self._place[token]
+        place = self._place.get(token)
+        if place is None:
+            self.add((token,))
+            place = self._place[token]
+        else:
+            self._counts[place] += 1
         return place, self._counts[place]
 
     def arrays(self, drafts: Sequence[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -105,15 +109,13 @@ class Penalties(RowTransform):
         self.num_counted = known
         return OccurredTokens(*self._counts.arrays(outputs.token_ids[known:]), *self._factors)
 
-    def follow(self, token_ids: list[int]) -> list[tuple[int, int, float]]:
+    def follow(self, token_ids: list[int]) -> list[tuple[int, float, int]]:
         """Count those of ``token_ids``, of prompt and output, that have not been counted. Returns for each the place in
-        the arrays of ``occurred``, the token and how often it has occurred.
+        the arrays of ``occurred``, how often it has occurred, and the token.
         """
         first = self._num_prompt + self.num_counted
-        new = token_ids[first:]
-        self.num_counted += len(new)
-        count = self._counts.count
-        return [(place, token, times) for token in new for place, times in (count(token),)]
+        self.num_counted = len(token_ids) - self._num_prompt
+        return [(*self._counts.count(token), token) for token in token_ids[first:]]
 
     def known(self) -> OccurredTokens:
         """Return what is penalized behind the tokens that have been counted."""
@@ -155,7 +157,8 @@ _SPARE, _SPARE_SHARE = 32, 0.125
 class PenaltyTable:
     """What is penalized in rows of which each gets one more token per step, kept on the device between steps.
 
-    A row has as many places as tokens have occurred, and spare ones that lead to the element behind all rows.
+    A row has as many places as tokens have occurred, and spare ones that lead to the element behind all rows. The
+    memory of modified logits is kept, too.
     """
 
     def __init__(self, rows: list[tuple[Penalties, list[int]]], vocab: int, device: torch.device) -> None:
@@ -163,6 +166,7 @@ class PenaltyTable:
         self._rows, self._vocab, self._device = rows, vocab, device
         #: Whether the device has what was counted: not after a failure in between, such as lack of memory.
         self._is_complete = True
+        self._memory = torch.empty(0, vocab, device=device)
         self._build()
 
     def _build(self) -> None:
@@ -187,8 +191,10 @@ class PenaltyTable:
         self._index = on_device(torch.from_numpy(index), self._device)
         self._added = on_device(torch.from_numpy(added), self._device)
         self._factors: Tensor | None = None
+        self._values, self._divided, self._multiplied = torch.empty(3, total, device=self._device).unbind()
         if (repetition != 1).any():
             self._factors = on_device(torch.from_numpy(repetition.repeat(capacities)), self._device)
+        self._has_large, self._has_small = bool((repetition > 1).any()), bool((repetition < 1).any())
 
     def follow(self) -> None:
         """Count the tokens that were appended since the last call."""
@@ -201,7 +207,7 @@ class PenaltyTable:
             start = self._starts[row]
             # Others may have counted tokens of the sequence, in steps in which it was not in the table.
             must_build |= penalties.num_counted != self._num_counted[row]
-            for place, token, times in penalties.follow(token_ids):
+            for place, times, token in penalties.follow(token_ids):
                 places.append(start + place)
                 tokens.append(row * self._vocab + token)
                 counts.append(times)
@@ -212,19 +218,36 @@ class PenaltyTable:
             self._build()
         elif places:
             added = _added(self._frequency[rows], self._presence[rows], np.array(counts, np.float32))
-            numbers = on_device([places, tokens], self._device)
+            numbers = on_device(torch.from_numpy(np.array([places, tokens])), self._device)
             # In order, so that the last of several counts of a token is kept.
             self._index[numbers[0]] = numbers[1]
             self._added[numbers[0]] = on_device(torch.from_numpy(added), self._device)
         self._is_complete = True
 
+    def copies(self, num_others: int) -> Tensor:
+        """Return memory for ``num_others`` rows of logits, those of the table, and one that is spare: [R, V] float32.
+        The next call may return the same.
+        """
+        rows = num_others + len(self._rows) + 1
+        if len(self._memory) < rows:
+            self._memory = torch.empty(rows, self._vocab, device=self._device)
+        return self._memory[:rows]
+
     def penalize(self, logits: Tensor) -> None:
         """Apply the penalties to ``logits`` [R + 1, V] float32, contiguous, in place; the last row is spare."""
         flat = logits.view(-1)
-        values = flat.index_select(0, self._index)
+        values = torch.index_select(flat, 0, self._index, out=self._values)
         if self._factors is not None:
-            values = torch.where(values > 0, values / self._factors, values * self._factors)
-        flat.index_copy_(0, self._index, values.add_(self._added))
+            divided = torch.div(values, self._factors, out=self._divided)
+            multiplied = torch.mul(values, self._factors, out=self._multiplied)
+            # values > 0 are divided, others multiplied: the smaller result for factors above 1. torch.where is slower.
+            if not self._has_small:
+                torch.minimum(divided, multiplied, out=values)
+            elif not self._has_large:
+                torch.maximum(divided, multiplied, out=values)
+            else:
+                torch.where(values > 0, divided, multiplied, out=values)
+        flat.scatter_(0, self._index, values.add_(self._added))
 
 
 def _added(

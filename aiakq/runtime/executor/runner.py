@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.ops.attention import as_bytes
@@ -32,7 +35,7 @@ class StepInput:
     logit_rows  rows of the logits that belong to each chunk; those of ``decodes`` are the first.
     unknown     indices in token_ids, ascending, of tokens that the host does not know yet; 0 is a placeholder.
     unknown_sequences  the sequences of these tokens.
-    columns     host copies of the integers in ``model_input``.
+    numbers     host copies of the integers in ``model_input``.
     page_table  host copy of the page table; a view that is valid until the next batch.
     """
 
@@ -40,7 +43,7 @@ class StepInput:
     logit_rows: list[range]
     unknown: list[int]
     unknown_sequences: list[SequenceState]
-    columns: list[list[int]]
+    numbers: list[NDArray[Any]]
     page_table: Tensor
 
     def digest(self) -> int:
@@ -49,24 +52,32 @@ class StepInput:
         Tokens that the host does not know yet are not covered.
         """
         value = zlib.crc32(self.page_table.contiguous().numpy().tobytes())
-        for column in self.columns:
-            value = zlib.crc32(array("q", column).tobytes(), value)
+        for each in self.numbers:
+            value = zlib.crc32(each.tobytes(), value)
         return value
 
 
 @dataclass
 class StepColumns:
-    """What a step is built of, in lists; see ``StepInput``, ``ModelInput`` and ``AttentionContext``."""
+    """What a step is built of: see ``StepInput``, ``ModelInput`` and ``AttentionContext``.
 
-    token_ids: list[int] = field(default_factory=list)
+    num_decodes  the number of sequences in ``decoded``.
+    decoded      columns of ``Decodes``, of one element per sequence: token_ids, positions, slots, lengths.
+
+    The lists are of chunks, which come behind them; ``unknown`` is of both.
+    """
+
+    num_decodes: int = 0
+    decoded: tuple[Any, Any, Any, Any] = ((), (), (), ())
     unknown: list[int] = field(default_factory=list)
     unknown_sequences: list[SequenceState] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
     logit_rows: list[int] = field(default_factory=list)
     rows_of: list[range] = field(default_factory=list)
-    starts: list[int] = field(default_factory=lambda: [0])
-    lengths: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
 
 
 class Runner:
@@ -144,26 +155,25 @@ class Runner:
     ) -> StepInput:
         """Build the model input for ``decodes`` and ``chunks`` of ``sequences``, whose pages are in ``running``."""
         num_decodes = len(decodes.slots)
-        columns = StepColumns()
-        if num_decodes:
-            self._append_decodes(columns, decodes, sequences[:num_decodes], running)
+        columns = self._decoded(decodes, sequences[:num_decodes], running) if num_decodes else StepColumns()
         self._append(columns, chunks, sequences[num_decodes:])
-        token_ids, positions, slots, logit_rows = (
-            columns.token_ids,
-            columns.positions,
-            columns.slots,
-            columns.logit_rows,
-        )
-        starts, lengths, rows_of = columns.starts, columns.lengths, columns.rows_of
+        starts = [*range(num_decodes + 1), *columns.starts]
         for part in self._row_parts:
-            part.assign(sequences, starts, [range(row, row + 1) for row in range(num_decodes)] + rows_of)
-        padding = -len(token_ids) % self.model.row_multiple
-        for column in (token_ids, positions, slots):
-            column += [0] * padding
-        logit_rows += [0] * (-len(logit_rows) % self.model.row_multiple)
-        token_column, position_column, slot_column, row_column = self._columns(token_ids, positions, slots, logit_rows)
-        query_start, kv_len = self._columns(starts, lengths, dtype=torch.int32)
-        page_table = running.rows(decodes.slots + [chunk.slot for chunk in chunks], -(-max(lengths) // self.page_size))
+            part.assign(sequences, starts, [range(row, row + 1) for row in range(num_decodes)] + columns.rows_of)
+        token_ids, positions, slots, lengths = columns.decoded
+        multiple = self.model.row_multiple
+        padding = [0] * (-starts[-1] % multiple)
+        row_padding = [0] * (-(num_decodes + len(columns.logit_rows)) % multiple)
+        numbers, (token_column, position_column, slot_column, row_column) = self._columns(
+            (token_ids, columns.token_ids + padding),
+            (positions, columns.positions + padding),
+            (slots, columns.slots + padding),
+            (range(num_decodes), columns.logit_rows + row_padding),
+        )
+        ends, (query_start, kv_len) = self._columns((starts, []), (lengths, columns.lengths), dtype=np.int32)
+        kv_len_list = [first + 1 for first in decodes.firsts] + columns.lengths
+        num_pages = -(-max(kv_len_list) // self.page_size)
+        page_table = running.rows(decodes.slots + [chunk.slot for chunk in chunks], num_pages)
         context = AttentionContext(
             query_start=query_start,
             kv_len=kv_len,
@@ -171,7 +181,7 @@ class Runner:
             page_table=on_device(page_table, self.device),
             num_decodes=num_decodes + sum(chunk.count == 1 for chunk in chunks),
             query_start_list=starts,
-            kv_len_list=lengths,
+            kv_len_list=kv_len_list,
             states=None if self.states is None else self.states.context(decodes.chunks() + chunks, sequences),
         )
         model_input = ModelInput(token_column, position_column, context, row_column)
@@ -180,21 +190,18 @@ class Runner:
                 part.input_rows(chunks, sequences[num_decodes:], starts[num_decodes:]) for part in self._input_parts
             ]
             model_input.input_rows = [rows for rows in found if rows is not None]
-        numbers = [token_ids, positions, slots, logit_rows, starts, lengths]
-        return StepInput(model_input, rows_of, columns.unknown, columns.unknown_sequences, numbers, page_table)
+        return StepInput(
+            model_input, columns.rows_of, columns.unknown, columns.unknown_sequences, [numbers, ends], page_table
+        )
 
-    def _append_decodes(
-        self, columns: StepColumns, decodes: Decodes, sequences: list[SequenceState], running: RunningSequences
-    ) -> None:
-        """Append the columns of ``decodes`` to ``columns``, which are empty."""
-        firsts, num_decodes = decodes.firsts, len(decodes.slots)
-        columns.token_ids, columns.unknown = self._decoded_tokens(firsts, sequences)
-        columns.unknown_sequences = [sequences[row] for row in columns.unknown]
-        columns.positions += firsts
-        columns.slots = running.places(decodes.slots, firsts, self.page_size)
-        columns.logit_rows += range(num_decodes)
-        columns.starts += range(1, num_decodes + 1)
-        columns.lengths += [first + 1 for first in firsts]
+    def _decoded(self, decodes: Decodes, sequences: list[SequenceState], running: RunningSequences) -> StepColumns:
+        """Return the columns of ``decodes``."""
+        firsts = np.array(decodes.firsts)
+        token_ids, unknown = self._decoded_tokens(decodes.firsts, sequences)
+        unknown_sequences = sequences if len(unknown) == len(sequences) else [sequences[row] for row in unknown]
+        slots = running.places(decodes.slots, firsts, self.page_size)
+        columns = (token_ids, firsts, slots, firsts + 1)
+        return StepColumns(len(sequences), columns, unknown, unknown_sequences)
 
     def _append(self, columns: StepColumns, chunks: list[Chunk], sequences: list[SequenceState]) -> None:
         """Append the columns of ``chunks``."""
@@ -205,9 +212,10 @@ class Runner:
             columns.logit_rows,
         )
         unknown, unknown_sequences = columns.unknown, columns.unknown_sequences
-        P, shift = self.page_size, self.shift
+        P, shift, num_decodes = self.page_size, self.shift, columns.num_decodes
         for chunk, sequence in zip(chunks, sequences, strict=True):
-            first, count, start, row = chunk.first, chunk.count, len(token_ids), len(logit_rows)
+            first, count, own = chunk.first, chunk.count, len(token_ids)
+            start, row = num_decodes + own, num_decodes + len(logit_rows)
             known, pages, reader = sequence.token_ids, sequence.pages, sequence.reader
             if count == 1 and chunk.samples and reader is None and not chunk.drafts:
                 # Most chunks, in fewer operations than those below.
@@ -224,15 +232,15 @@ class Runner:
                 end = first + count
                 token_ids += known[first + shift : end + shift]
                 token_ids += chunk.drafts
-                if len(token_ids) < start + count:
-                    unknown.append(len(token_ids))
+                if len(token_ids) < own + count:
+                    unknown.append(num_decodes + len(token_ids))
                     unknown_sequences.append(sequence)
                     token_ids.append(0)
                 positions += range(first, end)
                 slots += [pages[position // P] * P + position % P for position in range(first, end)]
                 needed = sampled_positions(chunk) if reader is None else reader.positions(chunk)
                 logit_rows += [start + position - first for position in needed]
-            columns.rows_of.append(range(row, len(logit_rows)))
+            columns.rows_of.append(range(row, num_decodes + len(logit_rows)))
             columns.starts.append(start + count)
             columns.lengths.append(first + count)
 
@@ -240,21 +248,28 @@ class Runner:
         """Return the token with number ``firsts[i]`` of each ``sequences[i]``, and which the host does not know."""
         known = [sequence.token_ids for sequence in sequences]
         firsts = [first + self.shift for first in firsts] if self.shift else firsts
+        if list(map(len, known)) == firsts:  # as in most steps that are submitted behind another
+            return [0] * len(known), list(range(len(known)))
         pairs = list(zip(firsts, known, strict=True))
         unknown = [row for row, (first, tokens) in enumerate(pairs) if first >= len(tokens)]
-        if len(unknown) == len(pairs):
-            return [0] * len(pairs), unknown
         return [tokens[first] if first < len(tokens) else 0 for first, tokens in pairs], unknown
 
-    def _columns(self, *columns: list[int], dtype: torch.dtype = torch.int64) -> list[Tensor]:
-        """Convert each list to a tensor, with one copy to the device for all of them."""
+    def _columns(
+        self, *columns: tuple[Sequence[int] | NDArray[np.int64], list[int]], dtype: Any = np.int64
+    ) -> tuple[NDArray[Any], list[Tensor]]:
+        """Join the two parts of each column, with one copy to the device for all of them.
+
+        Returns all numbers on the host, which nothing changes, and the tensors.
+        """
         # Aligned to 16 bytes: Triton recompiles kernels for pointers with a different alignment.
-        multiple = 16 // dtype.itemsize
-        numbers: list[int] = []
-        starts = []
-        for column in columns:
-            starts.append(len(numbers))
-            numbers += column
-            numbers += [0] * (-len(column) % multiple)
-        packed = on_device(numbers, self.device, dtype)
-        return [packed[start : start + len(column)] for start, column in zip(starts, columns, strict=True)]
+        multiple = 16 // np.dtype(dtype).itemsize
+        sizes = [len(first) + len(second) for first, second in columns]
+        starts = [0, *itertools.accumulate(-(-size // multiple) * multiple for size in sizes)]
+        numbers = np.zeros(starts[-1], dtype)
+        for start, size, (first, second) in zip(starts, sizes, columns, strict=False):
+            numbers[start : start + len(first)] = first
+            numbers[start + len(first) : start + size] = second
+        packed = on_device(torch.from_numpy(numbers), self.device)
+        tensors = [packed[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+        # On a CPU the tensors are the same memory, and unknown tokens will be written there.
+        return numbers.copy(), tensors

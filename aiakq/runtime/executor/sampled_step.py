@@ -19,14 +19,17 @@ class DecodeRows:
     """The rows of the sequences that decoded last: those of the next step are mostly the same."""
 
     def __init__(self) -> None:
+        self._rows: dict[SequenceState, SamplerRow] = {}
         self._sequences: list[SequenceState] = []
         self._columns = SamplerColumns([])
 
     def columns(self, sequences: list[SequenceState]) -> SamplerColumns:
         """One row of each sequence, behind its tokens."""
         if sequences != self._sequences:
-            self._sequences = sequences
-            self._columns = SamplerColumns([SamplerRow(one, [], masks=one.masks) for one in sequences], True)
+            known = self._rows
+            rows = [known.get(one) or SamplerRow(one, [], masks=one.masks) for one in sequences]
+            self._rows, self._sequences = dict(zip(sequences, rows, strict=True)), sequences
+            self._columns = SamplerColumns(rows, True)
         return self._columns
 
 
@@ -129,7 +132,7 @@ class SampledStep:
         decodes = self.decodes
         num_decoded = len(decodes.slots)
         sequences = self.sequences[:num_decoded]
-        positions = [len(sequence.token_ids) for sequence in sequences]
+        positions = list(map(len, [sequence.token_ids for sequence in sequences]))
         if positions == [first + 1 for first in decodes.firsts]:
             self._decoded = (self._decode_rows or DecodeRows()).columns(sequences)
             self._decoded.advance(positions)
@@ -170,7 +173,7 @@ def _decode_results(columns: SamplerColumns, samples: SamplerOutput) -> DecodeRe
     count, found = len(columns), samples.results
     results = DecodeResults(found.tokens[:count], found.logprobs[:count])
     if found.ranks:
-        results.top = [samples.logprobs(row) for row in range(count)]
+        results.top = samples.all_logprobs(count)
     others = results.others
     for row in found.failed:
         if row < count:
@@ -181,12 +184,15 @@ def _decode_results(columns: SamplerColumns, samples: SamplerOutput) -> DecodeRe
             mask.follow(sampled)
         if sampled.ends or not sampled.is_valid:
             others[row] = ChunkResult([sampled])
-    for row, (one, token) in enumerate(zip(columns.rows, results.tokens, strict=True)):
-        sequence = one.sequence
-        if sequence.failure is not None:
-            others[row] = ChunkResult([SampledToken(0, 0.0, error=sequence.failure)])
-        elif row not in others or others[row].sampled[0].is_valid:
-            sequence.token_ids.append(token)
+    for row in columns.failed:
+        others[row] = ChunkResult([SampledToken(0, 0.0, error=columns.rows[row].sequence.failure)])
+    if not others:
+        for token_ids, token in zip(columns.token_ids, results.tokens, strict=True):
+            token_ids.append(token)
+        return results
+    for row, (token_ids, token) in enumerate(zip(columns.token_ids, results.tokens, strict=True)):
+        if row not in others or others[row].sampled[0].is_valid:
+            token_ids.append(token)
     return results
 
 

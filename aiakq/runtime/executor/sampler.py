@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.ops.sampling import (
@@ -46,7 +47,7 @@ class SamplerRow:
     sampling   parameters of the sequence.
     """
 
-    __slots__ = ("drafts", "masks", "position", "resamples", "sampling", "sequence")
+    __slots__ = ("_asked", "drafts", "masks", "position", "resamples", "sampling", "sequence")
 
     def __init__(
         self,
@@ -61,15 +62,18 @@ class SamplerRow:
         self.position = len(sequence.token_ids) + len(drafts)
         self.resamples = resamples
         self.sampling: SamplingParams = sequence.sampling
+        self._asked: SampleRow | None = None
 
     def asked(self, vocab: int) -> SampleRow:
         """Return what is asked of the row's ``vocab`` logits, the same record for every row of the sequence."""
-        asked = self.sequence.asked
-        if asked is None:
-            asked = self.sequence.asked = _asked(self.sampling)
-        if asked.num_logprobs == -1:
-            asked = asked._replace(num_logprobs=vocab)
-        return asked._replace(all_candidates=True) if self.resamples else asked
+        if self._asked is None:
+            asked = self.sequence.asked
+            if asked is None:
+                asked = self.sequence.asked = _asked(self.sampling)
+            if asked.num_logprobs == -1:
+                asked = asked._replace(num_logprobs=vocab)
+            self._asked = asked._replace(all_candidates=True) if self.resamples else asked
+        return self._asked
 
 
 def _asked(params: SamplingParams) -> SampleRow:
@@ -88,6 +92,9 @@ class SamplerColumns:
     modified   numbers of the rows whose logits may be modified.
     masked     numbers of the rows with masks.
     asking     numbers of the rows with ``logprob_token_ids``.
+    are_random  whether some are sampled at random.
+    failed     numbers of the rows whose sequences have failed before: what is sampled for them does not count.
+    token_ids  of the sequences, without draft tokens.
     penalized  numbers of the rows that only penalties modify, which ``kept.penalties`` has; none of ``modified``.
     positions  of the tokens.
     """
@@ -105,8 +112,13 @@ class SamplerColumns:
             self.modified = [number for number in self.modified if not rows[number].sequence.modifier.penalties]
         self.masked = [number for number, row in enumerate(rows) if row.masks]
         self.asking = [number for number, row in enumerate(rows) if row.sampling.logprob_token_ids is not None]
+        self.failed = [number for number, row in enumerate(rows) if row.sequence.failure is not None]
+        self.token_ids = [row.sequence.token_ids for row in rows]
+        self.are_random = not all(row.sampling.greedy for row in rows)
         self.positions = [row.position for row in rows]
         self._asked: list[SampleRow] = []
+        self._first: SamplerColumns | None = None
+        self._keys: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -114,8 +126,17 @@ class SamplerColumns:
     def asked(self, vocab: int) -> list[SampleRow]:
         """What is asked of each row's ``vocab`` logits."""
         if not self._asked:
-            self._asked = [row.asked(vocab) for row in self.rows]
+            first = [] if self._first is None else self._first.asked(vocab)
+            self._asked = first + [row.asked(vocab) for row in self.rows[len(first) :]]
         return self._asked
+
+    def uniforms(self) -> Sequence[float] | NDArray[np.float64]:
+        """The random number of each token."""
+        if len(self.rows) < _MANY:
+            return uniforms_at(self.seeds, self.positions)
+        if self._keys is None:
+            self._keys = _keys_of(self.seeds)
+        return _uniforms(self._keys, self.positions)
 
     def advance(self, positions: list[int]) -> None:
         """Set the positions of the tokens, whose sequences have no draft tokens."""
@@ -129,7 +150,11 @@ class SamplerColumns:
         first = len(other.rows)
         both.rows, both.seeds = other.rows + self.rows, other.seeds + self.seeds
         both.positions, both._asked = other.positions + self.positions, []
+        both._first, both._keys = other, None
+        both.failed = other.failed + [first + number for number in self.failed]
+        both.token_ids = other.token_ids + self.token_ids
         both.penalized, both.kept = other.penalized, other.kept
+        both.are_random = other.are_random or self.are_random
         both.modified = other.modified + [first + number for number in self.modified]
         both.masked = other.masked + [first + number for number in self.masked]
         both.asking = other.asking + [first + number for number in self.asking]
@@ -171,6 +196,18 @@ class SamplerOutput:
             sampled.error = NOT_FINITE if outcome is SampleOutcome.NOT_FINITE else NOTHING_LEFT
         return sampled
 
+    def all_logprobs(self, count: int) -> list[TokenLogprobs | None]:
+        """Wait for the log-probabilities of the first ``count`` rows."""
+        found = self.results
+        top = [found.top.get(row, _NO_TOKENS) for row in range(count)]
+        if found.failed or self._asked or _NO_TOKENS in top:
+            return [self.logprobs(row) for row in range(count)]
+        ranks = [found.ranks[row] for row in range(count)]
+        return [
+            TokenLogprobs([token, *ids], [logprob, *logprobs], rank)
+            for token, logprob, (ids, logprobs), rank in zip(found.tokens, found.logprobs, top, ranks, strict=False)
+        ]
+
     def logprobs(self, row: int) -> TokenLogprobs | None:
         """Wait for the log-probabilities of one row; None if it has none or has failed."""
         results = self.results
@@ -197,9 +234,9 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow] | SamplerCol
     modified = _modified(logits, columns) if columns.modified or columns.penalized else None
     logprobs = _asked_logprobs(logits, columns)
     asked = columns.asked(logits.shape[1])
-    uniforms: Sequence[float] = ()
-    if any(one.temperature for one in asked):
-        uniforms = uniforms_at(columns.seeds, columns.positions)
+    uniforms: Sequence[float] | NDArray[np.float64] = ()
+    if columns.are_random:
+        uniforms = columns.uniforms()
     return SamplerOutput(sampler(logits, asked, uniforms, modified, _masks(columns)), logprobs)
 
 
@@ -231,7 +268,7 @@ def _penalized(logits: Tensor, columns: SamplerColumns, changed: list[int]) -> M
     else:
         table.follow()
     every = changed + rows
-    copies = torch.empty(len(every) + 1, vocab, dtype=logits.dtype, device=logits.device)  # one is spare for the table
+    copies = table.copies(len(changed))
     torch.index_select(logits, 0, on_device(every, logits.device), out=copies[:-1])
     if changed:
         _modify(ModifiedLogits(changed, copies[: len(changed)]), columns)
@@ -293,15 +330,25 @@ def uniforms_at(seeds: Sequence[int], positions: Sequence[int]) -> list[float]:
     """Return a number in [0, 1) for each seed and position: two rounds of SplitMix64 (Steele et al. 2014)."""
     if len(seeds) < _MANY:
         return [_uniform_at(*pair) for pair in zip(seeds, positions, strict=True)]
+    uniforms: list[float] = _uniforms(_keys_of(seeds), positions).tolist()
+    return uniforms
+
+
+def _keys_of(seeds: Sequence[int]) -> NDArray[np.uint64]:
+    """The part of the hash that depends on ``seeds``."""
     # Seeds of several answers to a request count on from its own, beyond what an int64 holds.
-    value = np.array([seed & _MASK for seed in seeds], dtype=np.uint64) * np.uint64(_OF_SEED)
-    value += np.array(positions, dtype=np.uint64) * np.uint64(_OF_POSITION) + np.uint64(_ADDED)
+    keys = np.array([seed & _MASK for seed in seeds], dtype=np.uint64)
+    return keys * np.uint64(_OF_SEED) + np.uint64(_ADDED)
+
+
+def _uniforms(keys: NDArray[np.uint64], positions: Sequence[int]) -> NDArray[np.float64]:
+    """The same as ``uniforms_at``, with ``keys`` of the seeds."""
+    value = keys + np.array(positions, dtype=np.uint64) * np.uint64(_OF_POSITION)
     for _ in range(2):
         value = (value ^ (value >> np.uint64(30))) * np.uint64(_FACTORS[0])
         value = (value ^ (value >> np.uint64(27))) * np.uint64(_FACTORS[1])
         value ^= value >> np.uint64(31)
-    uniforms: list[float] = ((value >> np.uint64(11)) / 2.0**53).tolist()
-    return uniforms
+    return (value >> np.uint64(11)) / 2.0**53
 
 
 def _uniform_at(seed: int, position: int) -> float:

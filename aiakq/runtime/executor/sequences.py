@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.ops.sampling import SampleRow
@@ -146,13 +147,10 @@ class RunningSequences:
             return torch.from_numpy(self.page_table[first:end, :width])
         return torch.from_numpy(self.page_table[slots, :width])
 
-    def places(self, slots: list[int], positions: list[int], page_size: int) -> list[int]:
+    def places(self, slots: list[int], positions: NDArray[np.int64], page_size: int) -> NDArray[np.int64]:
         """Where keys and values of one position each of ``slots`` are stored: page * page_size + offset."""
-        if not slots:
-            return []
-        pages, offsets = np.divmod(np.array(positions), page_size)
-        found: list[int] = (self.page_table[slots, pages].astype(np.int64) * page_size + offsets).tolist()
-        return found
+        pages = positions // page_size
+        return (self.page_table[slots, pages].astype(np.int64) - pages) * page_size + positions
 
     def clear(self) -> None:
         """Free every slot."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 from aiakq.runtime.protocol.pooling_params import Pooled
 from aiakq.runtime.protocol.step import TokenLogprobs
@@ -73,6 +75,11 @@ class ContinuedOutputs:
     num_cached_tokens: list[int] = field(default_factory=list)
     num_preemptions: list[int] = field(default_factory=list)
     times: list[RequestTimes] = field(default_factory=list)
+
+    def of(self, rows: Iterable[int]) -> ContinuedOutputs:
+        """The outputs with these numbers."""
+        columns: list[list[Any]] = list(vars(self).values())
+        return ContinuedOutputs(*[[column[row] for row in rows] if column else [] for column in columns])
 
     def each(self) -> list[TokenOutput]:
         """The same as records."""

@@ -229,10 +229,10 @@ def test_a_launched_step_waits_for_nothing(tiny_model, monkeypatch):
     llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", num_gpu_blocks_override=60, enforce_eager=True)
     waited = []
 
-    def on_host(*tensors):
+    def copies_on_host(*tensors):
         return lambda: waited.append(tensors)
 
-    monkeypatch.setattr(sampling, "on_host", on_host)
+    monkeypatch.setattr(sampling, "copies_on_host", copies_on_host)
     asked = [{}, {"temperature": 0.9, "top_p": 0.9}, {"frequency_penalty": 1.0}, {"logprobs": 2, "prompt_logprobs": 2}]
     specs = [
         RequestSpec(f"{n}", [5 + n] * 9, SamplingParams(**({"temperature": 0.0} | more)), max_tokens=5, seed=0)

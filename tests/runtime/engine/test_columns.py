@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from mixed_requests import answers
 
-from aiakq import LLM
-from aiakq.runtime.engine.sequence import ScheduledDecodes
+from aiakq import LLM, SamplingParams
+from aiakq.runtime.engine.sequence import ScheduledDecodes, SteadySequences
 
 
 @pytest.mark.parametrize(
@@ -16,9 +16,9 @@ def test_requests_in_columns_have_the_outputs_of_objects(more, tiny_model, behin
     sizes: list[int] = []
     inner = ScheduledDecodes.__init__
 
-    def counted(self, sequences):
+    def counted(self, sequences, *previous):
         sizes.append(len(sequences))
-        inner(self, sequences)
+        inner(self, sequences, *previous)
 
     monkeypatch.setattr(ScheduledDecodes, "__init__", counted)
     found = []
@@ -32,3 +32,22 @@ def test_requests_in_columns_have_the_outputs_of_objects(more, tiny_model, behin
     assert max(sizes) > 2
     direct = answers(llm, functions=False)
     assert answers(behind_bytes(llm), functions=False) == direct, "columns can be encoded"
+
+
+def test_what_is_the_same_in_every_step_is_gathered_once(tiny_model, monkeypatch):
+    made: list[SteadySequences] = []
+    inner = SteadySequences.__init__
+
+    def counted(self, sequences):
+        made.append(self)
+        inner(self, sequences)
+
+    monkeypatch.setattr(SteadySequences, "__init__", counted)
+    llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", max_model_len=64, max_num_seqs=4)
+    llm.engine.scheduler.min_columns = 1
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (20, 20, 10)]
+    prompts = [{"prompt_token_ids": [5 + at] * 6} for at in range(3)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [20, 20, 10]
+    assert [len(each.sequences) for each in made] == [3, 2], "again when one has ended"
+    assert llm.engine.scheduler.steady is None, "no sequence stays in memory"

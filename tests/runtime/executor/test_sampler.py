@@ -217,14 +217,14 @@ def test_a_gpu_is_waited_for_once_a_step(monkeypatch):
     """Of tensors without contents no number can be read: everything but the results is done without one."""
     waited = []
 
-    def on_host(values):
+    def copies_on_host(values):
         def numbers():
             waited.append(values)
-            return [[1.0] * len(values)]
+            return [torch.ones(len(values))]
 
         return numbers
 
-    monkeypatch.setattr(sampling, "on_host", on_host)
+    monkeypatch.setattr(sampling, "copies_on_host", copies_on_host)
     asked = [
         {"temperature": 0},
         {"temperature": 0.8},
