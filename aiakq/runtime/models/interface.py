@@ -31,7 +31,7 @@ def whole_logits(output: Tensor | StageOutput) -> Tensor:
 
 @dataclass
 class InputRows:
-    """Embeddings ``values`` [N, hidden] in the activation dtype that replace those of the tokens in ``rows`` [N] int64."""
+    """Embeddings ``values`` [N, hidden] in place of those of the tokens ``rows`` [N] int64, in the activation dtype."""
 
     rows: Tensor
     values: Tensor
