@@ -33,7 +33,8 @@ def _row(name: str, reason: str, *, refused: bool = False, switch: bool = False,
     return Unsupported(words[0], reason, tuple(defaults), refused, switch, many, short)
 
 
-_NO_IMAGES = "models accept text only"
+_PILLOW = "Pillow reads images, as the files of the model say"
+_ENCODER = "the encoder of images runs through transformers, whole, with eager attention"
 _KERNELS = "the kernels of aiakq are selected when the model is loaded, and are listed in the start-up table"
 _GRAPHS = "models are not compiled"
 _ONE_NODE = "one server runs on one machine; on several, use --distributed-executor-backend ray"
@@ -89,7 +90,7 @@ NEWER: tuple[Unsupported, ...] = (
     *no_effect("there is no route of Cohere", "cohere_format =cmd4|cmd3"),
     *no_effect("it is a hash of the model, its dtype and the version", "fingerprint_mode =full", "fingerprint_value"),
     *refused_switch("a template of a request could run for any time", "trust_request_chat_template"),
-    *no_effect_switch(_NO_IMAGES, "trust_request_mm_kwargs"),
+    *no_effect_switch("requests have no arguments of the image processor", "trust_request_mm_kwargs"),
     # --- several devices ----------------------------------------------------------------------------------------
     *refused(_ONE_NODE, "nnodes -n =1", "node_rank -r =0"),
     *refused_switch(_ONE_NODE, "headless"),
@@ -173,7 +174,7 @@ NEWER: tuple[Unsupported, ...] = (
     ),
     *no_effect(_OFFLOADING, "cpu_offload_params", "offload_params", many=True),
     *refused(_DISAGGREGATED, "kv_events_config", "ec_transfer_config"),
-    *no_effect(_NO_IMAGES, "ec_manager_config"),
+    *no_effect(_ENCODER, "ec_manager_config"),
     *no_effect("--max-num-batched-tokens limits the tokens of a step", "max_num_scheduled_tokens"),
     *no_effect("--max-num-seqs limits the sequences of a step", "max_num_active_seqs"),
     *no_effect_switch("--long-prefill-token-threshold is a fixed number", "long_prefill_token_threshold_adaptive"),
@@ -203,34 +204,31 @@ NEWER: tuple[Unsupported, ...] = (
     *no_effect(_GRAPHS, "performance_mode =balanced", "jit_monitor_mode =warn"),
     *no_effect_switch(_GRAPHS, "jit_monitor_verbose"),
     # --- images and sound ---------------------------------------------------------------------------------------
+    *no_effect(_PILLOW, "media_io_kwargs", "mm_processor_device =auto"),
+    *no_effect_switch(_PILLOW, "mm_device_do_normalize =True"),
     *no_effect(
-        _NO_IMAGES,
-        "media_io_kwargs",
+        "embeddings of images are kept, by their content, and not the pixels that they were computed from",
         "mm_processor_cache_type =lru",
-        "mm_hasher_algorithm =blake3",
         "mm_shm_cache_max_object_size_mb =128",
+    ),
+    *no_effect("images are found by the BLAKE2b hash of their pixels", "mm_hasher_algorithm =blake3"),
+    *no_effect(
+        _ENCODER,
         "mm_encoder_tp_mode =weights",
         "mm_encoder_attn_backend",
         "mm_encoder_attn_dtype",
         "mm_encoder_fp8_scale_path",
         "mm_encoder_fp8_scale_save_path",
         "mm_encoder_fp8_scale_save_margin =1.5",
-        "video_pruning_rate",
-        "video_pruning_method =evs",
-        "mm_tensor_ipc =direct_rpc",
-        "mm_processor_device =auto",
-        "mm_ipc_gpu_memory_gb =0",
-        "default_mm_loras",
     ),
-    *no_effect_switch(
-        _NO_IMAGES,
-        "enable_mm_embeds",
-        "interleave_mm_strings",
-        "skip_mm_profiling",
-        "mm_device_do_normalize =True",
-        "enable_tower_connector_lora",
-        "disable_chunked_mm_input",
-    ),
+    *no_effect("videos are not read", "video_pruning_rate", "video_pruning_method =evs"),
+    *no_effect("pixels are a part of the request", "mm_tensor_ipc =direct_rpc", "mm_ipc_gpu_memory_gb =0"),
+    *no_effect("requests name their adapter", "default_mm_loras"),
+    *no_effect_switch("prompts have images, not embeddings", "enable_mm_embeds"),
+    *no_effect_switch("a placeholder is where the image is in the message, always", "interleave_mm_strings"),
+    *no_effect_switch("no image is encoded at the start", "skip_mm_profiling"),
+    *no_effect_switch("adapters change the language model only", "enable_tower_connector_lora"),
+    *no_effect_switch("a chunk may end within an image, with the same result", "disable_chunked_mm_input"),
     *refused_switch("there are no separate encoders", "mm_encoder_only"),
     # --- adapters -----------------------------------------------------------------------------------------------
     *refused("an adapter changes the modules that its file names", "lora_target_modules", many=True),

@@ -26,8 +26,7 @@ from aiakq.runtime.protocol.request import Prompt as TokenizedPrompt
 from aiakq.runtime.protocol.request import Request, RequestOptions
 from aiakq.runtime.protocol.request_output import RequestOutput
 from aiakq.runtime.protocol.sampling_params import SamplingParams
-from aiakq.runtime.text.image_parts import take_images
-from aiakq.runtime.text.message_parts import read_messages
+from aiakq.runtime.text.message_parts import images_in
 from aiakq.runtime.text.output_processor import OutputProcessor, truncated
 from aiakq.runtime.text.tokenizer import is_panic
 
@@ -217,8 +216,7 @@ class LLM(PoolingMethods):
 
     def _read_chat(self, messages: list[dict[str, object]], *arguments: Any) -> TokenizedPrompt:
         """Render and tokenize a conversation."""
-        _, images = take_images(read_messages(messages))
-        token = self._images.image_token(images)
+        images, token = self._images.in_conversation(images_in(messages))
         text, ids = self._tokenized(self.tokenizer.chat_tokens, messages, *arguments, token)
         return self._images.add(text, ids, images, "messages") if images else TokenizedPrompt(text, ids)
 

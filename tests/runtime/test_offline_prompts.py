@@ -38,7 +38,6 @@ def test_empty_keys_of_prompts_are_accepted(value):
         ({"prompt": 5}, r"prompts\[0\].prompt .* not int"),
         ({"prompt_token_ids": "12"}, "prompt_token_ids .* not str"),
         ({"prompt": "text", "cache_salt": 5}, "cache_salt"),
-        ({"prompt": "text", "multi_modal_data": {"image": object()}}, "multi_modal_data is not supported"),
         ({"prompt": "text", "prompt_embeds": torch.zeros(2, 3)}, "prompt_embeds is not supported"),
         ({"prompt": "text", "promt_token_ids": [1]}, "promt_token_ids is not supported"),
         ({"encoder_prompt": "a", "decoder_prompt": "b"}, "encoder_prompt is not supported"),

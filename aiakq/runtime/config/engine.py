@@ -13,7 +13,7 @@ from aiakq.runtime.config.device import DeviceConfig
 from aiakq.runtime.config.hf_config import GenerationConfig, model_config, with_overrides_as_values
 from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig, OutputHead, length_limit
-from aiakq.runtime.config.multimodal import MultimodalConfig
+from aiakq.runtime.config.multimodal import MAX_ENCODER_CACHE_TOKENS, MultimodalConfig
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.quantization import check_rotation, check_scales, checked_spec, rounding_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
@@ -105,8 +105,8 @@ class EngineConfig:
             multimodal = MultimodalConfig.from_args(args, str(load.path), stated, has_draft_model)
             config = replace(config, multimodal=multimodal)
             if multimodal is not None and not multimodal.refusal:
-                # A prompt of nothing but images fits.
-                scheduler = replace(config.scheduler, encoder_cache_tokens=max_model_len)
+                tokens = min(max_model_len, MAX_ENCODER_CACHE_TOKENS)
+                scheduler = replace(config.scheduler, encoder_cache_tokens=tokens)
                 config = replace(config, scheduler=scheduler)
         embeds = pooling is not None and not pooling.label_tokens
         check_rotation(stated, config.scheduler.lora is not None, embeds)

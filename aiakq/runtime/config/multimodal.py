@@ -8,17 +8,10 @@ from typing import Any
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.arguments.multimodal import checked_limits
-from aiakq.runtime.protocol.media import MAX_ITEMS
+from aiakq.runtime.protocol.media import IMAGE_ARCHITECTURES, MAX_ITEMS
 
-#: Architectures whose images are computed: their embeddings replace those of placeholder tokens, and nothing else of
-#: the language model changes.
-IMAGE_ARCHITECTURES = (
-    "Idefics3ForConditionalGeneration",
-    "InternVLForConditionalGeneration",
-    "LlavaForConditionalGeneration",
-    "Mistral3ForConditionalGeneration",
-    "SmolVLMForConditionalGeneration",
-)
+#: Tokens of images whose embeddings are kept at most; those of one prompt have to fit.
+MAX_ENCODER_CACHE_TOKENS = 1 << 15
 #: Architectures whose images change more of the language model -> what.
 _MORE = {
     "Gemma3ForConditionalGeneration": "tokens of an image attend to each other in both directions",

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
-from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.hf.quiet import without_progress
+from aiakq.runtime.multimodal.encoder_files import open_encoder
 from aiakq.runtime.protocol.media import MediaItem, TensorRecord
 
 #: Modules of transformers' models that are not part of the encoder.
@@ -43,7 +43,7 @@ class TransformersEncoder:
         return features
 
     def zeros(self, count: int) -> Tensor:
-        """See ``Encoder``."""
+        """Return [count, hidden] zeros; see ``Encoder``."""
         return torch.zeros(count, self._width, dtype=self._dtype, device=self._device)
 
     def _tensor(self, record: TensorRecord) -> Tensor:
@@ -61,7 +61,7 @@ def load_encoder(config: EngineConfig) -> TransformersEncoder:
     assert config.multimodal is not None
     raw = dict(config.multimodal.raw)
     hf_config = AutoConfig.for_model(**_without_language_model(raw))
-    tensors = _encoder_tensors(config, raw)
+    tensors = _encoder_tensors(config)
     with torch.device("meta"):
         family = type(AutoModelForImageTextToText.from_config(hf_config))
     with without_progress():
@@ -70,12 +70,17 @@ def load_encoder(config: EngineConfig) -> TransformersEncoder:
             config=hf_config,
             state_dict=tensors,
             dtype=config.device.dtype,
-            attn_implementation="eager",
+            attn_implementation=_attention(raw),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
     _check_complete(config, info)
     return TransformersEncoder(hf.to(config.device.device).eval(), config.device.dtype, config.device.device)
+
+
+def _attention(raw: Mapping[str, Any]) -> str:
+    """Return the name of the attention: the scores of a large image in Pixtral's encoder would take gigabytes."""
+    return "sdpa" if raw["vision_config"].get("model_type") == "pixtral" else "eager"
 
 
 def _without_language_model(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,9 +97,9 @@ def _without_language_model(raw: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _encoder_tensors(config: EngineConfig, raw: Mapping[str, Any]) -> dict[str, Tensor]:
+def _encoder_tensors(config: EngineConfig) -> dict[str, Tensor]:
     """Return the tensors of the checkpoint that are not the language model's, in the activation dtype."""
-    checkpoint = Checkpoint.open(config.load.path, config.load.weights, config.load.ignore_patterns, raw)
+    checkpoint = open_encoder(config)
     try:
         return {name: checkpoint.checked_tensor(name).to(config.device.dtype) for name in checkpoint.beside_text}
     finally:

@@ -31,7 +31,7 @@ class Encoder(Protocol):
         """Return [count, hidden] zeros."""
 
 
-class RunningSequence(Protocol):
+class MediaSequence(Protocol):
     """What of a sequence of the executor is needed here.
 
     failure  why nothing it computes counts; None: it does.
@@ -59,11 +59,11 @@ class ImageEncoding:
         """See ``ExecutorPart``."""
         return {DropMedia: self._drop}
 
-    def start(self, sequence: RunningSequence) -> None:
+    def start(self, sequence: MediaSequence) -> None:
         """See ``ExecutorPart``."""
 
     def input_rows(
-        self, chunks: Sequence[Chunk], sequences: Sequence[RunningSequence], starts: list[int]
+        self, chunks: Sequence[Chunk], sequences: Sequence[MediaSequence], starts: list[int]
     ) -> InputRows | None:
         """See ``InputPart``: the embeddings of all images of which ``chunks`` compute some tokens."""
         rows: list[int] = []
@@ -85,7 +85,7 @@ class ImageEncoding:
         replaced = torch.cat(values)
         return InputRows(on_device(rows, replaced.device), replaced)
 
-    def _encoded(self, item: MediaItem, sequence: RunningSequence) -> Tensor:
+    def _encoded(self, item: MediaItem, sequence: MediaSequence) -> Tensor:
         """Return the embeddings of an image; if it cannot be encoded, the sequence fails and they are zeros."""
         found = self._embeddings.get(item.key)
         if found is None:

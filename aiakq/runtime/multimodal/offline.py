@@ -11,7 +11,7 @@ from aiakq.runtime.multimodal.urls import ImageUrls
 from aiakq.runtime.protocol.media import MediaItem, MediaLimits
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
-from aiakq.runtime.text.image_parts import ImageSource, text_only
+from aiakq.runtime.text.image_parts import ImagePart, ImageSource
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
@@ -34,22 +34,19 @@ class OfflineImages:
 
         Raises ``unsupported_parameter``, ``media_refused``, ``no_pillow``, ``no_tokenizer`` and ``model_malformed``.
         """
-        self.check(images)
+        self._limits.check_count(len(images), images[-1].param)
         rgb = [self._read(image) for image in images]
         ids, media = self.loaded().expanded(token_ids, rgb, [image.param for image in images], place)
         return Prompt(text, ids, media=media)
 
-    def check(self, images: Sequence[ImageSource]) -> None:
-        """Raise ``unsupported_parameter`` or ``media_refused`` unless a prompt may have ``images``."""
-        if images and self._limits.refusal:
-            raise text_only(images[0], self._limits.refusal)
-        if images:
-            self._limits.check_count(len(images), images[-1].param)
+    def in_conversation(self, images: Sequence[ImagePart]) -> tuple[list[ImageSource], str]:
+        """Return where the images of a conversation come from, and the placeholder of images in prompts.
 
-    def image_token(self, images: Sequence[ImageSource]) -> str:
-        """Return the placeholder of images in prompts; "" without any. Raises as ``check`` and ``loaded``."""
-        self.check(images)
-        return self.loaded().image_token if images else ""
+        Raises as ``add``, and what ``ImagePart.source`` raises.
+        """
+        if images and self._limits.refusal:
+            raise images[0].refused(self._limits.refusal)
+        return [image.source() for image in images], self.loaded().image_token if images else ""
 
     def _read(self, source: ImageSource) -> Any:
         if source.image is None:

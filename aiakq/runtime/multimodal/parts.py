@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.multimodal.encoder_files import encoder_bytes, encoder_refusal
 from aiakq.runtime.protocol.limits import TEXT_ONLY
 from aiakq.runtime.protocol.media import MediaLimits
 
@@ -22,7 +23,7 @@ def media_limits(config: EngineConfig, model: Model) -> MediaLimits:
     multimodal = config.multimodal
     if multimodal is None:
         return TEXT_ONLY
-    if refusal := multimodal.refusal or _refusal(model):
+    if refusal := multimodal.refusal or _refusal(model) or encoder_refusal(config):
         return MediaLimits(refusal)
     return MediaLimits("", multimodal.max_items, config.scheduler.encoder_cache_tokens)
 
@@ -34,6 +35,14 @@ def _refusal(model: Model) -> str:
     if model.stage.is_first and (model.after_embedding is not None or model.project_in is not None):
         return f"images are not computed with a language model of {model.config.architecture}"
     return ""
+
+
+def reserved_bytes(config: EngineConfig, model: Model) -> int:
+    """Return the bytes of the encoder and of its cache on a rank of ``model``; 0 without one."""
+    if media_limits(config, model).refusal or not (isinstance(model, Decoder) and model.stage.is_first):
+        return 0
+    width = model.config.hidden_size * config.device.dtype.itemsize
+    return encoder_bytes(config) + config.scheduler.encoder_cache_tokens * width
 
 
 def new_resource(config: SchedulerConfig, pool: PagePool) -> EncoderCache | None:

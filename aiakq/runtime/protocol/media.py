@@ -18,6 +18,16 @@ MediaKind = Literal["image"]
 #: Default of --limit-mm-per-prompt, as in vLLM.
 MAX_ITEMS = 999
 
+#: Architectures whose images are computed: their embeddings replace those of placeholder tokens, and nothing else of
+#: the language model changes.
+IMAGE_ARCHITECTURES = (
+    "Idefics3ForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+)
+
 
 class TensorRecord(msgspec.Struct, frozen=True):
     """A tensor as bytes: contiguous, little-endian; ``dtype`` is a name that torch and NumPy share."""

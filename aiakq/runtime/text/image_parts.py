@@ -19,62 +19,77 @@ class ImageSource:
     """Where an image comes from: a URL, or an image of Pillow.
 
     param  its name in errors.
-    kind   type of its part.
     """
 
     param: str
     url: str = ""
     image: Any = None
-    kind: str = "image"
 
 
-def read_image(part: dict[str, Any], kind: str, path: str) -> ImageSource:
-    """Return the source of the image in a part of type ``kind``.
+@dataclass(frozen=True)
+class ImagePart:
+    """A part of a message with an image; its fields are read by ``source`` only, where the model reads images.
 
-    Raises ``missing_field``, ``invalid_type``, ``value_out_of_range`` and ``unsupported_parameter``.
+    kind  its type.
+    path  its path in the request.
     """
-    if isinstance(part.get("image"), ImageSource):  # it was read before
-        found: ImageSource = part["image"]
-        return found
-    detail = part.get("detail")
-    if kind == "image_pil":
-        return _pillow_image(part.get("image_pil"), f"{path}.image_pil")
-    if kind in ("image_url", "input_image"):
-        name, value = f"{path}.image_url", part.get("image_url")
-        if value is None and part.get("file_id") is not None:
-            raise error("unsupported_parameter", param=f"{path}.file_id", reason="files are not stored")
-        if isinstance(value, dict):
-            name, detail, value = f"{name}.url", value.get("detail", detail), value.get("url")
-        _check_detail(detail, f"{path}.detail")
-        return ImageSource(name, url=_url(value, name), kind=kind)
-    source = part.get("source")
-    if source is not None:
-        return _source(source, f"{path}.source")
-    for name in ("url", "image"):
-        if part.get(name) is not None:
-            is_url = isinstance(part[name], str)
-            return (
-                ImageSource(f"{path}.{name}", url=part[name]) if is_url else _pillow_image(part[name], f"{path}.{name}")
-            )
-    raise error("missing_field", param=f"{path}.source")
+
+    part: dict[str, Any]
+    kind: str
+    path: str
+
+    def source(self) -> ImageSource:
+        """Return where the image comes from.
+
+        Raises ``missing_field``, ``invalid_type``, ``value_out_of_range`` and ``unsupported_parameter``.
+        """
+        part, path = self.part, self.path
+        if self.kind == "image_pil":
+            return _pillow_image(part.get("image_pil"), f"{path}.image_pil")
+        if self.kind in ("image_url", "input_image"):
+            return _image_url(part, path)
+        if part.get("source") is not None:
+            return _source(part["source"], f"{path}.source")
+        for name in ("url", "image"):
+            value, param = part.get(name), f"{path}.{name}"
+            if value is not None:
+                return ImageSource(param, url=value) if isinstance(value, str) else _pillow_image(value, param)
+        raise error("missing_field", param=f"{path}.source")
+
+    def refused(self, reason: str) -> AiakqError:
+        """Return the error where no images are read, for ``reason``."""
+        return error("unsupported_parameter", param=f"{self.path}.type", reason=f"{self.kind:.64}: {reason}")
 
 
-def text_only(source: ImageSource, reason: str) -> AiakqError:
-    """Return the error for an image where only text is read, for ``reason``."""
-    return error("unsupported_parameter", param=source.param, reason=f"{source.kind}: {reason}")
+def image_part(part: dict[str, Any], kind: str, path: str) -> ImagePart:
+    """Return the image of a part, which may be one that ``take_images`` has not taken yet."""
+    found = part.get("image")
+    return found if isinstance(found, ImagePart) else ImagePart(part, kind, path)
 
 
-def take_images(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[ImageSource]]:
-    """Return the messages with parts of type image that have nothing else, and the sources of the images, in order."""
+def take_images(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[ImagePart]]:
+    """Return the messages with parts of type image that have nothing else, and the images, in order."""
     taken: list[dict[str, Any]] = []
-    sources: list[ImageSource] = []
+    images: list[ImagePart] = []
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list) and any(isinstance(part.get("image"), ImageSource) for part in content):
-            sources += [part["image"] for part in content if part.get("type") == "image"]
+        if isinstance(content, list) and any(isinstance(part.get("image"), ImagePart) for part in content):
+            images += [part["image"] for part in content if part.get("type") == "image"]
             message = {**message, "content": [_bare(part) for part in content]}
         taken.append(message)
-    return taken, sources
+    return taken, images
+
+
+def _image_url(part: dict[str, Any], path: str) -> ImageSource:
+    """Read the fields ``image_url`` and ``detail`` of OpenAI's APIs."""
+    param, value, detail = f"{path}.image_url", part.get("image_url"), part.get("detail")
+    if value is None and part.get("file_id") is not None:
+        raise error("unsupported_parameter", param=f"{path}.file_id", reason="files are not stored")
+    if isinstance(value, dict):
+        param, detail, value = f"{param}.url", value.get("detail", detail), value.get("url")
+    if detail is not None and detail not in _DETAILS:
+        raise error("value_out_of_range", param=f"{path}.detail", value=f"{detail!s:.64}", allowed=", ".join(_DETAILS))
+    return ImageSource(param, url=_url(value, param))
 
 
 def _bare(part: dict[str, Any]) -> dict[str, Any]:
@@ -103,11 +118,6 @@ def _url(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise error("invalid_type", param=name, reason="a string is expected")
     return value
-
-
-def _check_detail(detail: object, name: str) -> None:
-    if detail is not None and detail not in _DETAILS:
-        raise error("value_out_of_range", param=name, value=f"{detail!s:.64}", allowed=", ".join(_DETAILS))
 
 
 def _pillow_image(image: object, name: str) -> ImageSource:

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiakq.errors import error, first_line
 from aiakq.runtime.protocol.unicode_text import has_surrogates
-from aiakq.runtime.text.image_parts import IMAGE_PARTS, ImageSource, read_image
+from aiakq.runtime.text.image_parts import IMAGE_PARTS, ImagePart, image_part, take_images
 
 #: Type of a part with text -> the field of its text.
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -60,7 +60,7 @@ class Content:
     thoughts  its reasoning, one entry per part.
     calls     (id, name, arguments) of its calls.
     results   (id of the call, text, number of texts before it) of its results.
-    images    (source, number of texts before it) of its images.
+    images    (image, number of texts before it) of its images.
     is_list   whether it was given as a list.
     """
 
@@ -68,7 +68,7 @@ class Content:
     thoughts: list[str] = field(default_factory=list)
     calls: list[tuple[str | None, str, Any]] = field(default_factory=list)
     results: list[tuple[str | None, str, int]] = field(default_factory=list)
-    images: list[tuple[ImageSource, int]] = field(default_factory=list)
+    images: list[tuple[ImagePart, int]] = field(default_factory=list)
     is_list: bool = False
 
     @property
@@ -86,7 +86,7 @@ class Content:
         parts: list[dict[str, Any]] = []
         for number in range(begin, end + 1):
             if number < end or is_last:
-                parts += [{"type": "image", "image": source} for source, before in self.images if before == number]
+                parts += [{"type": "image", "image": image} for image, before in self.images if before == number]
             if number < end:
                 parts += as_parts([self.texts[number]])
         return parts
@@ -168,6 +168,22 @@ def read_message(message: dict[str, Any], path: str) -> list[dict[str, object]]:
 def read_messages(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return the messages of a conversation as ``read_message`` does. Raises as it."""
     return [each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")]
+
+
+def read_conversation(messages: list[dict[str, object]], image_token: str) -> list[dict[str, object]]:
+    """Return the messages as ``read_messages`` does, with parts of type image that have no source.
+
+    Raises as it, and ``unsupported_parameter`` for images without an ``image_token``, their placeholder.
+    """
+    read, images = take_images(read_messages(messages))
+    if images and not image_token:
+        raise images[0].refused("only text is read")
+    return read
+
+
+def images_in(messages: list[dict[str, object]]) -> list[ImagePart]:
+    """Return the images of a conversation, in order. Raises as ``read_messages``."""
+    return take_images(read_messages(messages))[1]
 
 
 def _check_types(message: dict[str, object], path: str) -> None:
@@ -308,7 +324,7 @@ def _read_part(read: Content, part: object, path: str, role: str) -> None:
         text = join_text_parts(part.get("content"), f"{path}.content", "system")  # nothing but text
         read.results.append((string_of(part, "tool_use_id", path), text, len(read.texts)))
     elif kind in IMAGE_PARTS and role in ("user", ""):
-        read.images.append((read_image(part, kind, path), len(read.texts)))
+        read.images.append((image_part(part, kind, path), len(read.texts)))
     elif kind not in _UNREADABLE:
         raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
 

@@ -14,7 +14,7 @@ from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.choice import missing_tokenizer
 from aiakq.formats.hub import resolve_model
-from aiakq.formats.model_folder import check_files, read_json
+from aiakq.formats.model_folder import check_files
 from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.tokenizer_extension import extended_tokenizer
@@ -22,7 +22,10 @@ from aiakq.runtime.text.tokenizer_files import (
     LOCAL_CONFIG,
     check_encoding,
     check_settings,
+    config_of_any_model,
     has_only_mistral_tokenizer,
+    image_template,
+    names_its_class,
     plain_value,
     read_settings,
     unused_template,
@@ -124,8 +127,8 @@ class Tokenizer:
         # transformers 5 has one tokenizer per model; earlier versions also had Python ones for some.
         options: dict[str, Any] = {"use_fast": False} if mode == "slow" else {}
         try:
-            if _names_its_class(Path(path)):
-                options["config"] = _config_of_any_model(Path(path))
+            if names_its_class(Path(path)):
+                options["config"] = config_of_any_model(Path(path))
             hf = AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code, **options)
         except BaseException as failure:
             # transformers and the Rust tokenizer may raise anything; the first line of the message is the cause.
@@ -134,6 +137,7 @@ class Tokenizer:
             from aiakq.runtime.text.tokenizer_diagnosis import why_unreadable
 
             raise why_unreadable(Path(path), failure) from failure
+        hf.chat_template = hf.chat_template or image_template(Path(path))
         tokenizer = Tokenizer(hf, compiled=mode != "slow", settings=read_settings(Path(path)))
         tokenizer.unused_template = unused_template(Path(path), hf.chat_template)
         return tokenizer
@@ -301,18 +305,15 @@ class Tokenizer:
         ``image_token`` is the placeholder of images; without it, they raise ``unsupported_parameter``.
         Content may be parts of other APIs, see ``read_messages``; for ``content_format``, see ``ChatTemplate.checked``.
         ``arguments`` are further variables of the template. Raises ``no_chat_template``, ``chat_template`` when the
-        template rejects the messages, and as ``check_chat_arguments``, ``described_tools``, ``read_messages`` and
+        template rejects the messages, and as ``check_chat_arguments``, ``described_tools``, ``read_conversation`` and
         ``ChatTemplate`` do.
         """
         if template is None and not self.has_chat_template:
             raise error("no_chat_template")
         from aiakq.runtime.text.chat_template import as_template_error, check_chat_arguments
-        from aiakq.runtime.text.image_parts import take_images, text_only
-        from aiakq.runtime.text.message_parts import described_tools, read_messages
+        from aiakq.runtime.text.message_parts import described_tools, read_conversation
 
-        read, images = take_images(read_messages(messages))
-        if images and not image_token:
-            raise text_only(images[0], "only text is read")
+        read = read_conversation(messages, image_token)
         described = described_tools(tools)
         check_chat_arguments(content_format, arguments or {})
         values = {**(arguments or {}), "add_generation_prompt": add_generation_prompt}
@@ -429,27 +430,3 @@ class TokenDecoder(Tokenizer):
 def is_panic(failure: BaseException) -> bool:
     """Whether the Rust tokenizer panicked, which Python shows as an exception outside ``Exception``."""
     return type(failure).__name__ == "PanicException"
-
-
-def _names_its_class(folder: Path) -> bool:
-    """Whether the tokenizer's files name their transformers class."""
-    try:
-        config = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
-    except AiakqError:
-        return False
-    named = isinstance(config.get("tokenizer_class"), str)
-    return named and "auto_map" not in config and (folder / "config.json").is_file()
-
-
-def _config_of_any_model(folder: Path) -> object:
-    """Return a config with the model type, which suffices for transformers if the tokenizer names its class.
-
-    The model's own config class would import torch's compiler and image and video libraries, which takes seconds and
-    150 MB in each process.
-    """
-    from transformers.configuration_utils import PreTrainedConfig
-
-    config: Any = PreTrainedConfig()
-    config._name_or_path = str(folder)
-    config.model_type = read_json(folder / "config.json", "config.json").get("model_type") or ""
-    return config

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 from aiakq.formats.mistral.choice import has_only_mistral_tokenizer as has_only_mistral_tokenizer
 from aiakq.formats.mistral.choice import tokenizer_file
 from aiakq.formats.model_folder import open_file, read_file, read_json, template_files, vocabulary_files
+from aiakq.runtime.protocol.media import IMAGE_ARCHITECTURES
 
 #: Any of these may be all that a tokenizer has.
 _VOCABULARIES = (
@@ -198,3 +199,39 @@ def plain_value(value: object) -> Any:
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     return getattr(value, "content", str(value))
+
+
+def image_template(folder: Path) -> str | None:
+    """Return the template of a processor in chat_template.json for a model whose images are read; None without one."""
+    if not ((folder / _PROCESSOR_TEMPLATE).is_file() and (folder / "config.json").is_file()):
+        return None
+    if not set(IMAGE_ARCHITECTURES).intersection(
+        read_json(folder / "config.json", "config.json").get("architectures") or ()
+    ):
+        return None
+    template = read_json(folder / _PROCESSOR_TEMPLATE, _PROCESSOR_TEMPLATE).get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def names_its_class(folder: Path) -> bool:
+    """Whether the tokenizer's files name their transformers class."""
+    try:
+        config = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
+    except AiakqError:
+        return False
+    named = isinstance(config.get("tokenizer_class"), str)
+    return named and "auto_map" not in config and (folder / "config.json").is_file()
+
+
+def config_of_any_model(folder: Path) -> object:
+    """Return a config with the model type, which suffices for transformers if the tokenizer names its class.
+
+    The model's own config class would import torch's compiler and image and video libraries, which takes seconds and
+    150 MB in each process.
+    """
+    from transformers.configuration_utils import PreTrainedConfig
+
+    config: Any = PreTrainedConfig()
+    config._name_or_path = str(folder)
+    config.model_type = read_json(folder / "config.json", "config.json").get("model_type") or ""
+    return config

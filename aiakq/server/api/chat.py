@@ -210,7 +210,7 @@ class ChatResponseBuilder(OpenAIResponseBuilder[ChatChoice, ChatChunkChoice]):
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    """Generate the next message of a conversation, using the model's chat template. Only text content is supported."""
+    """Generate the next message of a conversation, using the model's chat template."""
     return await answer(service, request, TokenResults(ChatCompletionRequest, ChatResponseBuilder))
 
 

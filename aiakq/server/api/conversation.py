@@ -114,7 +114,7 @@ class ConversationFields(ReasoningFields):
         "function_call": UnsupportedField("it is the older form of tool_choice", ("none", "auto")),
     }
 
-    messages: FailFastList[ChatMessage] = Field(min_length=1, description="The conversation; text only.")
+    messages: FailFastList[ChatMessage] = Field(min_length=1, description="The conversation: text, and images.")
     add_generation_prompt: bool | None = Field(
         None, description="Begin the assistant's message after the last one; true if not given."
     )

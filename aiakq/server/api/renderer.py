@@ -147,13 +147,13 @@ class Renderer:
 
         Raises unsupported_parameter and media_refused for images that the model or the server does not read.
         """
-        bare, sources = take_images(messages)
+        bare, images = take_images(messages)
         return TextRequest(
             0,
             messages=bare,
             arguments=arguments,
             call_syntax=self.message_format.call_syntax,
-            images=await self._images.read(sources, self.limits.media) if sources else [],
+            images=await self._images.read(images, self.limits.media) if images else [],
             add_special_tokens=add_special_tokens,
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiakq.runtime.multimodal.images import refused
 from aiakq.runtime.multimodal.urls import ImageUrls
 from aiakq.runtime.protocol.media import MediaLimits
-from aiakq.runtime.text.image_parts import ImageSource, text_only
+from aiakq.runtime.text.image_parts import ImagePart
 from aiakq.server.process.text_messages import ImageFile
 
 #: Largest size of all image files of a request.
@@ -21,14 +21,15 @@ class RequestImages:
     def __init__(self, media_path: str | None, domains: Sequence[str]) -> None:
         self._urls = ImageUrls(media_path, domains)
 
-    async def read(self, sources: Sequence[ImageSource], limits: MediaLimits) -> list[ImageFile]:
-        """Return the files of ``sources``, one after the other.
+    async def read(self, images: Sequence[ImagePart], limits: MediaLimits) -> list[ImageFile]:
+        """Return the files of ``images``, one after the other.
 
         Raises ``unsupported_parameter`` for a model that reads text only, ``media_refused`` for too many images, too
-        large ones, and what ``ImageUrls.read`` refuses.
+        large ones, and what ``ImagePart.source`` and ``ImageUrls.read`` refuse.
         """
         if limits.refusal:
-            raise text_only(sources[0], limits.refusal)
+            raise images[0].refused(limits.refusal)
+        sources = [image.source() for image in images]
         limits.check_count(len(sources), sources[-1].param)
         files: list[ImageFile] = []
         total = 0

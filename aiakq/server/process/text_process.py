@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import resource
 import select
 import signal
 import struct
@@ -26,30 +25,29 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
-from aiakq.errors import AiakqError, error, first_line, one_line
+from aiakq.errors import AiakqError, error, first_line
 from aiakq.runtime.multimodal.processor import ImagePreprocessor
 from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
-from aiakq.runtime.structured.vocabulary import vocabulary_of
-from aiakq.runtime.text.chat_template import ChatTemplate, template_of
 from aiakq.runtime.text.cut_text import cut_text
-from aiakq.runtime.text.infill import find_infill
-from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer import Tokenizer
-from aiakq.server.process.image_loading import load_images
-from aiakq.server.process.template_checks import checked_template
+from aiakq.server.process.text_loading import (
+    MAX_TEMPLATE_BYTES,
+    Templates,
+    load_images,
+    load_tokenizer,
+    new_compiler,
+)
 from aiakq.server.process.text_messages import (
     MAX_IMAGE_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
     WITHOUT_TORCH,
     Drop,
-    Loaded,
     Part,
     ProcessControl,
     Setup,
@@ -68,12 +66,10 @@ from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
 _TRIM_ABOVE_BYTES = 1 << 20
 #: Number of a worker's current request, and index of its stage in _PARTS.
 _CURRENT = struct.Struct("=QQ")
-#: Bytes a worker may allocate in addition to its initial size: for a template, a grammar, and anything else.
-MAX_TEMPLATE_BYTES, MAX_GRAMMAR_BYTES, MAX_BYTES = 512 << 20, 512 << 20, 1 << 30
+#: Bytes a worker may allocate in addition to its initial size: for a grammar, and anything else but a template.
+MAX_GRAMMAR_BYTES, MAX_BYTES = 512 << 20, 1 << 30
 #: The same for the images of a request.
 MAX_IMAGE_BYTES = 2 << 30
-#: Seconds of CPU time and bytes to load a tokenizer.
-MAX_LOAD_SECONDS, MAX_LOAD_BYTES = 120, 8 << 30
 
 _PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar", "image")
 
@@ -92,118 +88,16 @@ def main() -> None:
     if not isinstance(setup, Setup):  # the server has already exited
         return
     try:
-        tokenizer, templates, loaded = _load(setup)
+        tokenizer, templates, loaded = load_tokenizer(setup)
         images = load_images(setup, tokenizer, templates.all, loaded)
     except AiakqError as failure:
         control.send_failure(failure)
         return
-    worker = _Worker(tokenizer, templates, setup.max_chars, _compiler(tokenizer, loaded), images)
+    worker = _Worker(tokenizer, templates, setup.max_chars, new_compiler(tokenizer, loaded), images)
     pool = _WorkerPool(control, [WorkerSocket(sock, TextRequest) for sock in sockets], worker)
     control.send(loaded)
     pool.run()
     os._exit(0)
-
-
-def _load(setup: Setup) -> tuple[Tokenizer, _Templates, Loaded]:
-    """Load the tokenizer and the chat templates, and describe them for the server.
-
-    Raises as ``source.load`` and ``_load_templates``.
-    """
-    limit_more_memory(MAX_LOAD_BYTES)
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_LOAD_SECONDS, resource.RLIM_INFINITY))
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    tokenizer = setup.source.load()
-    loaded = Loaded(description=tokenizer.describe(), longest_token=tokenizer.longest_token)
-    pad = getattr(tokenizer.hf, "pad_token_id", None)
-    loaded.pad_token_id = pad if type(pad) is int else None
-    loaded.pads_left = getattr(tokenizer.hf, "padding_side", "right") == "left"
-    hf, templates = tokenizer.hf, _Templates()
-    if setup.chat_template:
-        tokenizer.check_takes_template("--chat-template")
-    if hasattr(hf, "get_chat_template") and (setup.chat_template or tokenizer.has_chat_template):
-        templates = _load_templates(setup, tokenizer, loaded)
-    loaded.unused_template = "" if setup.chat_template else tokenizer.unused_template
-    loaded.config = json.dumps(tokenizer.config(setup.chat_template)).encode()
-    if hasattr(hf, "get_vocab"):
-        loaded.infill = find_infill(tokenizer, hf.get_vocab())
-    try:
-        loaded.decoder = tokenizer.decoder_json()
-    except ValueError as failure:
-        file = f"the tokenizer in '{setup.source.folder}'"
-        raise error("model_malformed", file=file, reason=str(failure)) from None
-    resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    return tokenizer, templates, loaded
-
-
-@dataclass
-class _Templates:
-    """The templates for conversations without and with tools; None for one that cannot be used."""
-
-    plain: ChatTemplate | None = None
-    with_tools: ChatTemplate | None = None
-
-    @property
-    def all(self) -> list[ChatTemplate]:
-        """Those that can be used."""
-        return [each for each in (self.plain, self.with_tools) if each is not None]
-
-
-def _load_templates(setup: Setup, tokenizer: Tokenizer, loaded: Loaded) -> _Templates:
-    """Load the chat templates and describe them in ``loaded``.
-
-    Raises ``template_unusable`` and ``template_loses_users`` for one of the operator, and ``template_form``.
-    """
-    loaded.has_template = True
-    known: list[TemplateFacts | None] = setup.template_facts or [None, None]  # if the process was restarted
-    found: list[ChatTemplate | None] = []
-    for facts, with_tools in zip(known, (False, True), strict=True):
-        template, failure = None, None
-        try:
-            template = _load_template(setup, tokenizer, facts, with_tools)
-        except AiakqError as problem:
-            if setup.chat_template or problem.id == "template_form":
-                raise
-            failure = Failure.of(problem)
-        found.append(template)
-        loaded.template_failures.append(failure)
-        loaded.template_facts.append(None if template is None else template.facts)
-    if tokenizer.encodes_chats:  # nothing renders the template
-        loaded.template_failures = [None, None]
-    loaded.tools_template = next((template.text for template in reversed(found) if template is not None), "")
-    return _Templates(*found)
-
-
-def _load_template(setup: Setup, tokenizer: Tokenizer, facts: TemplateFacts | None, with_tools: bool) -> ChatTemplate:
-    """Load one of the chat templates, which is checked unless its ``facts`` are known.
-
-    Raises ``no_default_template``, and as ``checked_template``.
-    """
-    special_tokens = dict(getattr(tokenizer.hf, "special_tokens_map", {}))
-    text = template_of(tokenizer.hf, setup.chat_template, with_tools)
-    if facts is not None:
-        return ChatTemplate(text, special_tokens, facts)
-    source = setup.template_source if setup.chat_template else f"in '{setup.source.folder}'"
-
-    def limit_memory() -> None:
-        limit_more_memory(MAX_TEMPLATE_BYTES)
-
-    arguments = setup.template_arguments
-    return checked_template(text, special_tokens, setup.content_format, source, limit_memory, with_tools, arguments)
-
-
-def _compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None:
-    """Return the grammar compiler that all workers share. Sets the vocabulary of ``loaded``, or its failure."""
-    try:
-        vocabulary = vocabulary_of(tokenizer)
-        loaded.vocabulary = msgspec.msgpack.encode(vocabulary)
-        # End-of-sequence tokens matter only to the engine: this compiler only validates grammars.
-        return GrammarCompiler(vocabulary.resized(len(vocabulary.tokens), []))
-    except BaseException as failure:  # llguidance is written in Rust, and can panic
-        reason = f"its tokenizer cannot be used for it ({one_line(failure)})"
-        if isinstance(failure, AiakqError):
-            reason = str(failure.fields.get("reason", reason))
-        loaded.vocabulary, loaded.grammar_failure = b"", reason
-        return None
 
 
 class _WorkerPool:
@@ -324,7 +218,7 @@ class _Worker:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        templates: _Templates,
+        templates: Templates,
         max_chars: int,
         compiler: GrammarCompiler | None,
         images: ImagePreprocessor | None,

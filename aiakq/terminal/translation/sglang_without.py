@@ -16,7 +16,7 @@ def rules() -> tuple[Rule, ...]:
 
 _LOST: tuple[Rule, ...] = (
     *lost(
-        "images, audio and video are not read: models accept text only",
+        "a model reads images if docs/images.md names its family; --limit-mm-per-prompt limits them",
         *_names("enable-multimodal?, mm-process-config, limit-mm-data-per-request"),
     ),
     *lost(
@@ -251,7 +251,7 @@ _IGNORED: tuple[Rule, ...] = (
         ),
     ),
     *ignored(
-        "models accept text only",
+        "images are read as the files of the model say (docs/images.md)",
         *_names(
             "mm-attention-backend, enable-broadcast-mm-inputs-process?, enable-prefix-mm-cache?, "
             "mm-enable-dp-encoder?, mm-processor-worker-num, mm-io-worker-num, allowed-media-domains*, "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from vision_models import PLACEHOLDERS, random_image, reference_logprobs, save_vision_model
 
 from aiakq import LLM, SamplingParams
@@ -213,4 +214,17 @@ def test_without_the_encoder_images_are_refused_and_text_is_not(vision_model):
     assert not any(isinstance(part, ImageEncoding) for part in llm.engine.executor.runner.parts)
     assert llm.generate(["text"], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     with pytest.raises(AiakqError, match="--language-model-only leaves out the encoder"):
+        llm.generate([{"prompt": "<image>", "multi_modal_data": {"image": random_image(1)}}], GREEDY, use_tqdm=False)
+
+
+def test_a_checkpoint_without_an_encoder_is_served_as_text(vision_model, tmp_path):
+    source = vision_model("llava")
+    for path in source.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(source / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if name.startswith("language_model")}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    llm = engine(tmp_path)
+    assert answers(llm, [{"prompt": "text"}]) == answers(engine(source), [{"prompt": "text"}])
+    with pytest.raises(AiakqError, match="the checkpoint has no encoder of images"):
         llm.generate([{"prompt": "<image>", "multi_modal_data": {"image": random_image(1)}}], GREEDY, use_tqdm=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.text.image_parts import take_images
 from aiakq.runtime.text.message_parts import join_text_parts, read_message
 
 
@@ -97,7 +98,7 @@ def test_no_content_is_an_empty_text(content):
         ([{"kind": "text"}], "missing_field", "content[0].type"),
         ([{"type": "text"}], "missing_field", "content[0].text"),
         ([{"type": "text", "text": 5}], "invalid_type", "content[0].text"),
-        ([{"type": "image_url", "image_url": {}}], "unsupported_parameter", "content[0].type"),
+        ([{"type": "input_audio", "input_audio": {}}], "unsupported_parameter", "content[0].type"),
         ([{"type": "tool_use", "id": "a", "name": "f", "input": "{}"}], "invalid_type", "content[0].input"),
         ([{"type": "tool_result", "content": "1"}], "unsupported_parameter", "content[0].type"),
     ],
@@ -153,3 +154,63 @@ def test_fields_that_are_null_or_empty_are_absent():
     empty = {"name": None, "tool_calls": None, "function_call": None, "reasoning": None, "tool_call_id": None}
     assert read("A", **empty)[0]["content"] == "A"
     assert "tool_calls" not in read("A", tool_calls=[])[0]
+
+
+def test_images_keep_their_place_among_texts_and_results():
+    image, result = (
+        {"type": "image_url", "image_url": {"url": "a"}},
+        {"type": "tool_result", "tool_use_id": "1", "content": "r"},
+    )
+    messages = read_message({"role": "user", "content": [result, "A", image, "B", image]}, "messages[0]")
+    assert [each["role"] for each in messages] == ["tool", "user"]
+    bare, images = take_images(messages)
+    texts = [{"type": "text", "text": text} for text in "AB"]
+    assert bare[1]["content"] == [texts[0], {"type": "image"}, texts[1], {"type": "image"}]
+    assert [each.source().url for each in images] == ["a", "a"] and images[1].path == "messages[0].content[4]"
+
+
+@pytest.mark.parametrize(
+    ("part", "url"),
+    [
+        ({"type": "image_url", "image_url": "u"}, "u"),
+        ({"type": "image_url", "image_url": {"url": "u", "detail": "high"}}, "u"),
+        ({"type": "input_image", "image_url": "u", "detail": "auto"}, "u"),
+        ({"type": "image", "source": {"type": "url", "url": "u"}}, "u"),
+        (
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}},
+            "data:image/png;base64,AA",
+        ),
+        ({"type": "image", "url": "u"}, "u"),
+    ],
+)
+def test_images_of_every_api_are_read(part, url):
+    [message] = read_message({"role": "user", "content": [part]}, "x")
+    _, [image] = take_images([message])
+    assert image.source().url == url
+
+
+@pytest.mark.parametrize(
+    ("part", "id", "param"),
+    [
+        ({"type": "image_url"}, "missing_field", "image_url"),
+        ({"type": "image_url", "image_url": {"url": 5}}, "invalid_type", "image_url.url"),
+        ({"type": "image_url", "image_url": {"url": "u", "detail": "huge"}}, "value_out_of_range", "detail"),
+        ({"type": "input_image", "file_id": "f"}, "unsupported_parameter", "file_id"),
+        ({"type": "image", "source": 5}, "invalid_type", "source"),
+        ({"type": "image", "source": {"type": "file"}}, "unsupported_parameter", "source.type"),
+        ({"type": "image"}, "missing_field", "source"),
+        ({"type": "image_pil", "image_pil": "u"}, "invalid_type", "image_pil"),
+    ],
+)
+def test_wrong_images_are_named(part, id, param):
+    [message] = read_message({"role": "user", "content": [part]}, "messages[0]")
+    _, [image] = take_images([message])
+    with pytest.raises(AiakqError) as caught:
+        image.source()
+    assert (caught.value.id, caught.value.param) == (id, f"messages[0].content[0].{param}")
+
+
+@pytest.mark.parametrize("role", ["system", "assistant", "tool"])
+def test_only_users_have_images(role):
+    with pytest.raises(AiakqError, match="only text is read"):
+        read_message({"role": role, "content": [{"type": "image_url", "image_url": {"url": "u"}}]}, "x")

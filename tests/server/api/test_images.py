@@ -81,7 +81,12 @@ def web() -> Iterator[str]:
     server.server_close()
 
 
-ARGUMENTS = {"dtype": "float32", "max_model_len": 256, "num_gpu_blocks_override": 100, "limit_mm_per_prompt": {"image": 2}}
+ARGUMENTS = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "num_gpu_blocks_override": 100,
+    "limit_mm_per_prompt": {"image": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +177,12 @@ def bomb(width: int, height: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""The tensors of an encoder of images in a checkpoint, by their headers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from aiakq.formats.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from aiakq.runtime.config.engine import EngineConfig
+
+
+def open_encoder(config: EngineConfig) -> Checkpoint:
+    """Return the checkpoint of a multimodal model; ``beside_text`` are the tensors of its encoder."""
+    assert config.multimodal is not None
+    return Checkpoint.open(
+        config.load.path, config.load.weights, config.load.ignore_patterns, dict(config.multimodal.raw)
+    )
+
+
+def encoder_refusal(config: EngineConfig) -> str:
+    """Return why the encoder of a checkpoint cannot be read; "" if it can."""
+    if config.load.load_format == "dummy":
+        return "with --load-format dummy, there is no encoder of images"
+    checkpoint = open_encoder(config)
+    try:
+        beside = checkpoint.beside_text
+        if not beside:
+            return "the checkpoint has no encoder of images"
+        quantized = [
+            name for name in checkpoint.quantized_linears() if any(each.startswith(f"{name}.") for each in beside)
+        ]
+        return f"its encoder of images is quantized ({quantized[0]})" if quantized else ""
+    finally:
+        checkpoint.close()
+
+
+def encoder_bytes(config: EngineConfig) -> int:
+    """Return the bytes of the encoder in the activation dtype."""
+    checkpoint = open_encoder(config)
+    try:
+        elements = sum(math.prod(checkpoint.inventory[name].shape) for name in checkpoint.beside_text)
+        return elements * config.device.dtype.itemsize
+    finally:
+        checkpoint.close()
