@@ -44,6 +44,13 @@ def _tower(kind: str, **changes: Any) -> dict[str, Any]:
     return {"model_type": kind, **_TOWER, **changes}
 
 
+_DELTA_RULE = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 #: Model type -> its config. Between them, they have every spelling of the decoder's names.
 COMPOSITE: dict[str, dict[str, Any]] = {
     "llava": {"text_config": _text("llama"), "vision_config": _tower("clip_vision_model"), "image_token_index": 300},
@@ -63,14 +70,19 @@ COMPOSITE: dict[str, dict[str, Any]] = {
         **_QWEN,
     },
     "qwen3_5": {
+        "text_config": {"model_type": "qwen3_5_text", **_HEADS, **_DELTA_RULE},
+        "vision_config": {**_QWEN3_TOWER, "deepstack_visual_indexes": []},
+        **_QWEN,
+    },
+    "qwen3_5_moe": {
         "text_config": {
-            "model_type": "qwen3_5_text",
+            "model_type": "qwen3_5_moe_text",
             **_HEADS,
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
+            **_DELTA_RULE,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
         },
         "vision_config": {**_QWEN3_TOWER, "deepstack_visual_indexes": []},
         **_QWEN,

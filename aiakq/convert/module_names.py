@@ -29,7 +29,7 @@ def module_names(config: Mapping[str, object], linears: Collection[str]) -> dict
         return {}
     family: Any = transformers.AutoModelForMultimodalLM
     try:
-        outer = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(config_without_quantization(config))
+        outer = transformers.CONFIG_MAPPING[str(config["model_type"])].from_dict(config_without_quantization(config))
         with init_empty_weights():
             names = TensorNames(family.from_config(outer))
     except Exception:  # classes of configs and models may raise anything; then transformers does not read the output

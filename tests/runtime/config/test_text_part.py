@@ -114,5 +114,25 @@ def test_impossible_values_inside_are_refused():
     assert caught.value.id == "model_malformed"
 
 
+def test_a_text_config_without_a_type_has_that_of_the_outer_class():
+    text = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    raw = {"architectures": ["X"], "text_config": text, "vision_config": {}}
+    assert ModelConfig.from_hf({**raw, "model_type": "internvl"}).architecture == "Qwen2ForCausalLM"
+    with pytest.raises(AiakqError) as caught:
+        ModelConfig.from_hf({**raw, "model_type": "mystery"})
+    assert caught.value.id == "text_model_unnamed" and "--hf-overrides" in str(caught.value)
+
+
+def test_files_of_qwen2_vl_have_no_text_config():
+    raw = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "hidden_size": 64}
+    raw |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320}
+    raw |= {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "vision_config": {"depth": 2}}
+    raw |= {"intermediate_size": 96, "vision_start_token_id": 7, "image_token_id": 8, "video_token_id": 9}
+    raw |= {"attention_dropout": 0.0, "max_window_layers": 2, "use_sliding_window": False, "sliding_window": 32768}
+    config = ModelConfig.from_hf(raw)
+    assert (config.architecture, config.num_layers, config.hidden_size) == ("Qwen2ForCausalLM", 2, 64)
+    assert config.rope_of(0)[1]["rope_type"] == "default" and config.sliding_windows == (None, None)
+
+
 def test_a_checkpoint_without_other_parts_has_none(tiny_model):
     assert Checkpoint.open(tiny_model("MistralForCausalLM")).beside_text == frozenset()
