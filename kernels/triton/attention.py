@@ -10,7 +10,7 @@ from torch import Tensor
 from aiakq.kernels import triton
 from aiakq.kernels.ops.attention import new_cache as new_cache
 from aiakq.kernels.triton import latent_attention, rotary
-from aiakq.kernels.triton.attention_blocks import power_of_two, query_blocks, splits
+from aiakq.kernels.triton.attention_blocks import MAX_SPLITS, decode_splits, num_splits, power_of_two, query_blocks
 from aiakq.kernels.types import AttentionContext, AttentionProblem, AttentionSpec, LayerCache
 
 if TYPE_CHECKING:
@@ -90,33 +90,35 @@ def decode(
     context: AttentionContext,
     spec: AttentionSpec,
     config: AttentionConfig | None = None,
-    split: int = 0,
+    target: int = 0,
 ) -> None:
     """Attention of the leading sequences with one token each: query [T, H, D] -> the same rows of ``out``
     [T, H, value_dim].
+
+    target  number of splits of all sequences; 0: as many as the GPU needs.
     """
     from aiakq.kernels.triton import configs
     from aiakq.kernels.triton.attention_kernel import combine_kernel, decode_kernel
 
     constants = _constants(spec, cache)
     S, H, DV, WIDTH_V = context.num_decodes, spec.num_heads, spec.value_dim, constants["WIDTH_V"]
-    programs = S * spec.uncut_heads[1]
+    heads = spec.uncut_heads[1]
     width = max(constants["WIDTH"], WIDTH_V)
-    chosen = config or configs.attention_config("decode", query.device, cache[0].itemsize, width, programs)
-    split = split or splits(query.device, programs, chosen.share)
-    parts = torch.empty(S, H, split, DV, dtype=torch.float32, device=query.device)
-    peaks = torch.empty(S, H, split, 2, dtype=torch.float32, device=query.device)
+    chosen = config or configs.attention_config("decode", query.device, cache[0].itemsize, width, S * heads)
+    target = target or num_splits(query.device, S, heads, chosen.share)
+    items, starts = decode_splits(context, query.device, chosen.tile, target, constants["WINDOW"], constants["CHUNK"])
+    parts = torch.empty(len(items), H, DV, dtype=torch.float32, device=query.device)
+    peaks = torch.empty(len(items), H, 2, dtype=torch.float32, device=query.device)
     scales = tuple(cache[2:]) or (peaks, peaks)
-    decode_kernel[(S, spec.num_kv_heads, split)](
-        query, cache[0], cache[1], *scales, context.page_table, context.kv_len, parts, peaks,
+    decode_kernel[(len(items), spec.num_kv_heads)](
+        query, cache[0], cache[1], *scales, context.page_table, context.kv_len, items, starts, S, parts, peaks,
         _given(spec.alibi, peaks), query.stride(0), context.page_table.stride(0), _scale(spec), spec.softcap,
-        **constants, ROWS=power_of_two(_uncut_group(spec)), TILE=chosen.tile, SPLIT=split,
+        **constants, ROWS=power_of_two(_uncut_group(spec)), TILE=chosen.tile,
         STAGES=chosen.stages, num_warps=chosen.warps,
     )  # fmt: skip
     combine_kernel[(S, H)](
-        parts, peaks, _given(spec.sinks, peaks), out, out.stride(0),
-        H=H, D=DV, WIDTH=WIDTH_V, SPLIT=split, SPLITS=1 << (split - 1).bit_length(), SINKS=spec.sinks is not None,
-        num_warps=4,
+        parts, peaks, starts, _given(spec.sinks, peaks), out, out.stride(0),
+        H=H, D=DV, WIDTH=WIDTH_V, SPLITS=MAX_SPLITS, SINKS=spec.sinks is not None, num_warps=4,
     )  # fmt: skip
 
 

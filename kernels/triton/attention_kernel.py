@@ -17,6 +17,8 @@ import triton.language as tl
 from aiakq.kernels.triton.language import INTERPRETED
 
 LOG2E = tl.constexpr(1.4426950408889634)
+#: Splits that combine_kernel adds at once.
+TOGETHER = tl.constexpr(8)
 
 
 @triton.jit
@@ -137,6 +139,63 @@ def attention_loop(
 
 
 @triton.jit
+def _tiles_of(lengths_ptr, sequence, mask, TILE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the length of sequences, the first tile that their last tokens attend to, and the number of tiles, 0 where
+    ``mask`` is not set.
+    """
+    length = tl.load(lengths_ptr + sequence, mask=mask, other=0)
+    first = _first(length - 1, WINDOW, CHUNK) // TILE if WINDOW > 0 or CHUNK > 0 else length * 0
+    return length, first, tl.where(mask, tl.cdiv(length, TILE) - first, 0)
+
+
+@triton.jit(do_not_specialize=["S", "target"])
+def split_kernel(
+    lengths_ptr,  # [S] int32
+    items_ptr,  # [items, 3] int32: sequence, first position, end
+    starts_ptr,  # [S + 1] int32
+    S,
+    target,  # number of items
+    TILE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    SPLITS: tl.constexpr,  # of a sequence at most, a power of two
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The items of one sequence; see decode_splits. The last program stores their number.
+
+    Every program counts the items of the sequences before its own, so that none waits for another.
+    """
+    sequence = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.int32)
+    longest = tl.zeros((BLOCK,), tl.int32)
+    for begin in range(0, S, BLOCK):
+        _, _, tiles = _tiles_of(lengths_ptr, begin + at, begin + at < S, TILE, WINDOW, CHUNK)
+        total += tiles
+        longest = tl.maximum(longest, tiles)
+    size = tl.maximum(tl.cdiv(tl.sum(total, 0), target), tl.cdiv(tl.max(longest, 0), SPLITS))
+    items = tl.zeros((BLOCK,), tl.int32)
+    for begin in range(0, sequence, BLOCK):
+        _, _, tiles = _tiles_of(lengths_ptr, begin + at, begin + at < sequence, TILE, WINDOW, CHUNK)
+        items += tl.cdiv(tiles, size)
+    start = tl.sum(items, 0)
+    tl.store(starts_ptr + sequence, start)
+    length, first, tiles = _tiles_of(lengths_ptr, sequence, sequence < S, TILE, WINDOW, CHUNK)
+    count = tl.cdiv(tiles, size)
+    part = tl.arange(0, SPLITS)
+    item = items_ptr + (start + part) * 3
+    tl.store(item, tl.zeros((SPLITS,), tl.int32) + sequence, mask=part < count)
+    tl.store(item + 1, (first + tiles * part // tl.maximum(count, 1)) * TILE, mask=part < count)
+    end = tl.minimum((first + tiles * (part + 1) // tl.maximum(count, 1)) * TILE, length)
+    tl.store(item + 2, end, mask=part < count)
+
+
+@triton.jit
+def positions_of(item, items_ptr):
+    """Return an item's sequence, its first position, and its end."""
+    found = items_ptr + item * 3
+    return tl.load(found).to(tl.int64), tl.load(found + 1), tl.load(found + 2)
+
+
+@triton.jit(do_not_specialize=["S"])
 def decode_kernel(
     q_ptr,  # [S, H * D], rows q_stride apart
     k_ptr,
@@ -145,24 +204,25 @@ def decode_kernel(
     v_scales_ptr,
     table_ptr,  # [S, most pages] int32
     lengths_ptr,  # [S] int32
-    parts_ptr,  # [S, H, SPLIT, DV] float32
-    peaks_ptr,  # [S, H, SPLIT, 2] float32: the highest score and the sum
+    items_ptr,  # [items, 3] int32: sequence, first position, end
+    starts_ptr,  # [S + 1] int32
+    S,
+    parts_ptr,  # [items, H, DV] float32
+    peaks_ptr,  # [items, H, 2] float32: the highest score and the sum
     slopes_ptr,  # [H] float32
     q_stride, table_stride, scale, softcap,
     HKV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    DV: tl.constexpr, WIDTH_V: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
+    DV: tl.constexpr, WIDTH_V: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, SCALED: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One split of one sequence's positions for the heads of one group; empty splits are marked as such."""
-    sequence = tl.program_id(0).to(tl.int64)
+    """One split of one sequence's positions for the heads of one group."""
+    item = tl.program_id(0).to(tl.int64)
+    if item >= tl.load(starts_ptr + S):
+        return
     head = tl.program_id(1)
-    part = tl.program_id(2)
+    sequence, begin, end = positions_of(item, items_ptr)
     length = tl.load(lengths_ptr + sequence)
-    first = _first(length - 1, WINDOW, CHUNK) // TILE if WINDOW > 0 or CHUNK > 0 else 0
-    tiles = tl.cdiv(length, TILE) - first
-    begin = (first + tiles * part // SPLIT) * TILE
-    end = tl.minimum((first + tiles * (part + 1) // SPLIT) * TILE, length)
     row = tl.arange(0, ROWS)
     d = tl.arange(0, WIDTH)
     mask = (row < GROUP)[:, None] & (d < D)[None, :]
@@ -177,7 +237,7 @@ def decode_kernel(
         scale if CAPPED else scale * LOG2E, softcap * LOG2E, HKV, D, WIDTH, DV, WIDTH_V, PAGE, TILE, WINDOW, CHUNK,
         CAPPED, ALIBI, SCALED, True, STAGES, highest, total, sums,
     )  # fmt: skip
-    index = (sequence * (HKV * GROUP) + at) * SPLIT + part
+    index = item * (HKV * GROUP) + at
     store_values(parts_ptr + index * DV, sums, row < GROUP, DV, WIDTH_V)
     tl.store(peaks_ptr + index * 2, highest, mask=row < GROUP)
     tl.store(peaks_ptr + index * 2 + 1, total, mask=row < GROUP)
@@ -187,40 +247,44 @@ def decode_kernel(
 def combine_kernel(
     parts_ptr,
     peaks_ptr,
+    starts_ptr,  # [S + 1] int32: the items of each sequence
     sinks_ptr,  # [H] float32
     out_ptr,  # [S, H * D]
     out_stride,
     H: tl.constexpr,
     D: tl.constexpr,  # of values
     WIDTH: tl.constexpr,
-    SPLIT: tl.constexpr,
-    SPLITS: tl.constexpr,  # a power of two, at least SPLIT
+    SPLITS: tl.constexpr,  # of a sequence at most, a power of two
     SINKS: tl.constexpr,
 ):
     """Combine the splits of decode_kernel for one head of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
+    first = tl.load(starts_ptr + sequence)
+    count = tl.load(starts_ptr + sequence + 1) - first
     part = tl.arange(0, SPLITS)
-    d = tl.arange(0, WIDTH)
-    index = (sequence * H + head) * SPLIT + part
-    mask = part < SPLIT
+    index = (first + part).to(tl.int64) * H + head
+    mask = part < count
     highest = tl.load(peaks_ptr + index * 2, mask=mask, other=float("-inf"))
     total = tl.load(peaks_ptr + index * 2 + 1, mask=mask, other=0.0)
     peak = tl.max(highest, 0)
     if SINKS:
         sink = tl.load(sinks_ptr + head) * LOG2E
         peak = tl.maximum(peak, sink)
-    share = tl.exp2(highest - peak)
-    whole = tl.sum(total * share, 0)
+    whole = tl.sum(total * tl.exp2(highest - peak), 0)
     if SINKS:
         whole += tl.exp2(sink - peak)
-    # Empty splits hold zeros.
-    sums = tl.load(
-        parts_ptr + index[:, None] * D + d[None, :],
-        mask=mask[:, None] & (d < D)[None, :] & (total > 0)[:, None],
-        other=0.0,
-    )
-    out = tl.sum(sums * share[:, None], 0) / whole
+    d = tl.arange(0, WIDTH)
+    sums = tl.zeros((WIDTH,), tl.float32)
+    # Most sequences have few splits.
+    for begin in range(0, count, TOGETHER):
+        some = begin + tl.arange(0, TOGETHER)
+        at = (first + some).to(tl.int64) * H + head
+        share = tl.exp2(tl.load(peaks_ptr + at * 2, mask=some < count, other=float("-inf")) - peak)
+        there = (some < count)[:, None] & (d < D)[None, :]
+        parts = tl.load(parts_ptr + at[:, None] * D + d[None, :], mask=there, other=0.0)
+        sums += tl.sum(parts * share[:, None], 0)
+    out = sums / whole
     tl.store(out_ptr + sequence * out_stride + head * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
 
 

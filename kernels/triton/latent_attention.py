@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aiakq.kernels.triton.attention_blocks import power_of_two, query_blocks, splits
+from aiakq.kernels.triton.attention_blocks import MAX_SPLITS, decode_splits, num_splits, power_of_two, query_blocks
 from aiakq.kernels.types import AttentionContext, AttentionProblem, AttentionSpec, LayerCache
 
 #: Maximum latent size and rotary size whose tiles fit into GPU memory (DeepSeek's sizes).
@@ -90,10 +90,12 @@ def decode(
     context: AttentionContext,
     spec: AttentionSpec,
     config: LatentConfig | None = None,
-    split: int = 0,
+    target: int = 0,
 ) -> None:
     """Attention of the leading sequences with one token each: query [T, H, D] -> the same rows of ``out``
     [T, H, value_dim].
+
+    target  number of splits of all sequences; 0: as many as the GPU needs.
     """
     from aiakq.kernels.triton.attention_kernel import combine_kernel
     from aiakq.kernels.triton.latent_attention_kernel import latent_decode_kernel
@@ -101,17 +103,18 @@ def decode(
     S, H, L = context.num_decodes, spec.num_heads, spec.value_dim
     chosen = config or _config(query, cache, spec, decoding=True)
     blocks = -(-H // chosen.heads)
-    split = split or splits(query.device, S * -(-spec.uncut_heads[0] // chosen.heads), SHARE)
-    parts = torch.empty(S, H, split, L, dtype=torch.float32, device=query.device)
-    peaks = torch.empty(S, H, split, 2, dtype=torch.float32, device=query.device)
+    target = target or num_splits(query.device, S, -(-spec.uncut_heads[0] // chosen.heads), SHARE)
+    items, starts = decode_splits(context, query.device, chosen.tile, target)
+    parts = torch.empty(len(items), H, L, dtype=torch.float32, device=query.device)
+    peaks = torch.empty(len(items), H, 2, dtype=torch.float32, device=query.device)
     options = constants(spec, cache, chosen)
-    latent_decode_kernel[(S, blocks, split)](
-        query, cache[0], cache[0], cache[-1], context.page_table, context.kv_len, parts, peaks, query.stride(0),
-        context.page_table.stride(0), spec.scale * _LOG2E, **options, SPLIT=split,
+    latent_decode_kernel[(len(items), blocks)](
+        query, cache[0], cache[0], cache[-1], context.page_table, context.kv_len, items, starts, S, parts, peaks,
+        query.stride(0), context.page_table.stride(0), spec.scale * _LOG2E, **options,
     )  # fmt: skip
     combine_kernel[(S, H)](
-        parts, peaks, peaks, out, out.stride(0),
-        H=H, D=L, WIDTH=options["WIDTH_L"], SPLIT=split, SPLITS=1 << (split - 1).bit_length(), SINKS=False, num_warps=4,
+        parts, peaks, starts, peaks, out, out.stride(0),
+        H=H, D=L, WIDTH=options["WIDTH_L"], SPLITS=MAX_SPLITS, SINKS=False, num_warps=4,
     )  # fmt: skip
 
 

@@ -15,7 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiakq.kernels.triton.attention_kernel import as_float, no_positions, product, store_values, tokens_of
+from aiakq.kernels.triton.attention_kernel import (
+    as_float,
+    no_positions,
+    positions_of,
+    product,
+    store_values,
+    tokens_of,
+)
 
 
 @triton.jit
@@ -70,7 +77,7 @@ def latent_loop(
     return highest, total, sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S"])
 def latent_decode_kernel(
     q_ptr,  # [S, H * (R + L)], rows q_stride apart
     cache_ptr,
@@ -78,23 +85,25 @@ def latent_decode_kernel(
     scales_ptr,  # [pages * P] float32, if SCALED
     table_ptr,  # [S, most pages] int32
     lengths_ptr,  # [S] int32
-    parts_ptr,  # [S, H, SPLIT, L] float32
-    peaks_ptr,  # [S, H, SPLIT, 2] float32: the highest score and the sum
+    items_ptr,  # [items, 3] int32: sequence, first position, end
+    starts_ptr,  # [S + 1] int32
+    S,
+    parts_ptr,  # [items, H, L] float32
+    peaks_ptr,  # [items, H, 2] float32: the highest score and the sum
     q_stride, table_stride,
     scale,  # times log2(e)
     H: tl.constexpr,
     HEADS: tl.constexpr,  # of a program, a power of two
     R: tl.constexpr, WIDTH_R: tl.constexpr, L: tl.constexpr, WIDTH_L: tl.constexpr, PAGE: tl.constexpr,
-    TILE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
+    TILE: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One split of one sequence's positions for HEADS heads; empty splits are marked as such."""
-    sequence = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(2)
+    """One split of one sequence's positions for HEADS heads."""
+    item = tl.program_id(0).to(tl.int64)
+    if item >= tl.load(starts_ptr + S):
+        return
+    sequence, begin, end = positions_of(item, items_ptr)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     length = tl.load(lengths_ptr + sequence)
-    tiles = tl.cdiv(length, TILE)
-    begin = tiles * part // SPLIT * TILE
-    end = tl.minimum(tiles * (part + 1) // SPLIT * TILE, length)
     # Rows beyond the last head repeat it and are not stored.
     rows_ptr = q_ptr + sequence * q_stride + tl.minimum(head, H - 1) * (R + L)
     row_pos = tl.zeros((HEADS,), tl.int32) + (length - 1)
@@ -102,7 +111,7 @@ def latent_decode_kernel(
         rows_ptr, row_pos, table_ptr + sequence * table_stride, cache_ptr, again_ptr, scales_ptr, begin, end, scale,
         R, WIDTH_R, L, WIDTH_L, PAGE, TILE, SCALED, STAGES,
     )  # fmt: skip
-    row = (sequence * H + head) * SPLIT + part
+    row = item * H + head
     store_values(parts_ptr + row * L, sums, head < H, L, WIDTH_L)
     tl.store(peaks_ptr + row * 2, highest, mask=head < H)
     tl.store(peaks_ptr + row * 2 + 1, total, mask=head < H)

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from aiakq.kernels.ops import REGISTRIES
 from aiakq.kernels.ops.lora import AdapterRows, LoraPart, LoraProblem
-from aiakq.kernels.triton import configs, self_test
+from aiakq.kernels.triton import attention, configs, latent_attention, self_test
 from aiakq.kernels.triton.experts import sort_pairs
 from aiakq.kernels.triton.self_test import Verdict
-from aiakq.kernels.types import NormProblem
+from aiakq.kernels.types import AttentionSpec, NormProblem
 
 CPU = torch.device("cpu")
 
@@ -91,9 +91,41 @@ def _blocks_of_experts() -> float:
     return worst
 
 
+def _uneven_decoding(latent: bool) -> float:
+    """Check decoding of a long sequence among short ones: items of several tiles, more of one sequence than are added
+    up at once, and programs without an item.
+    """
+    lengths, heads, size = [65, 2600, 1, 20, 700], 4, 64
+    spec = (
+        AttentionSpec(heads, 1, size, 0.3, value_dim=48, latent=True) if latent else AttentionSpec(heads, 2, size, 0.3)
+    )
+    counts = [-(-length // 16) for length in lengths]
+    pages = (torch.randperm(sum(counts), dtype=torch.int32) + 1).split(counts)
+    context = self_test._step(CPU, [1] * len(lengths), lengths)
+    context.page_table = torch.nn.utils.rnn.pad_sequence(list(pages), batch_first=True)
+    shape = (sum(counts) + 1, 16, spec.num_kv_heads, size)
+    cache = [torch.full(shape, torch.nan, dtype=torch.float16) for _ in range(1 if latent else 2)]
+    query = torch.randn(len(lengths), heads, size, dtype=torch.float16)
+    out, expected = query.new_empty(len(lengths), heads, spec.value_dim), []
+    for row, (length, own) in enumerate(zip(lengths, pages, strict=True)):
+        keys, *values = (torch.randn(length, spec.num_kv_heads, size, dtype=torch.float16) for _ in cache)
+        for stored, given in zip(cache, (keys, *values), strict=True):
+            stored[own.repeat_interleave(16)[:length].long(), torch.arange(length) % 16] = given
+        k, v = (
+            x.float().repeat_interleave(heads // spec.num_kv_heads, 1) for x in (keys, values[0] if values else keys)
+        )
+        weights = (torch.einsum("hd,nhd->hn", query[row].float(), k) * spec.scale).softmax(-1)
+        expected.append(torch.einsum("hn,nhd->hd", weights, v[..., -spec.value_dim :]))
+    decode = (latent_attention if latent else attention).decode
+    decode(query, out, tuple(cache), context, spec, target=16)
+    return self_test._error(out, torch.stack(expected))
+
+
 #: More checks of a family, each with its worst error; see ``self_test.FAMILIES``.
 MORE: dict[str, list[Callable[[], float]]] = {
     "norm": [_quantized_norm],
+    "attention": [lambda: _uneven_decoding(latent=False)],
+    "latent attention": [lambda: _uneven_decoding(latent=True)],
     "weight-only linear": [_long_products],
     "LoRA": [_padded_adapters],
     "experts": [_blocks_of_experts],

@@ -261,13 +261,16 @@ class Table:
         """Attention of Llama 3 8B over a cache of bfloat16, one new token each."""
         import torch
 
-        from aiakq.kernels.triton.attention_blocks import splits
+        from aiakq.kernels.triton.attention_blocks import MAX_SPLITS, num_splits
 
         device = torch.device("cpu")
         config = self._configs.attention_config("decode", device, 2, 128, 8 * len(lengths))
-        split = splits(device, 8 * len(lengths), config.share)
+        target = num_splits(device, len(lengths), 8, config.share)
         made = self._object("decode bf16", config.warps)
-        counts = [split] * len(lengths)
+        tiles = [-(-length // config.tile) for length in lengths]
+        # As split_kernel does.
+        size = max(-(-sum(tiles) // target), -(-max(tiles) // MAX_SPLITS))
+        counts = [-(-count // size) for count in tiles]
         return "decode bf16", decoding(made, lengths, 8, 128, config.tile, config.stages, 16, counts)
 
     def prefill(self, tokens: int) -> tuple[str, Launch]:

@@ -91,11 +91,13 @@ class _Connections:
         self._memories: list[int] = []
         self.collectives: list[RankCollective] = []
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        for _ in range(num_stages if size > 1 else 0):
+        for stage in range(num_stages if size > 1 else 0):
             memory = os.memfd_create("aiakq-ranks")
             self._memories.append(memory)
             os.ftruncate(memory, descriptor_bytes(transport, size))
-            self.collectives.append(open_collective(transport, memory, 0, size, time_limit, device))
+            # Only shared memory can be interrupted from outside; torch's ranks wait for each other alone.
+            if stage == 0 or transport == "memory":
+                self.collectives.append(open_collective(transport, memory, 0, size, time_limit, device))
         for _ in range(size * (num_stages - 1)):
             self._pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
 

@@ -61,6 +61,11 @@ class RankCollective(Collective, Protocol):
         """Broadcast x [...] from rank 0, in place; x must be contiguous."""
 
 
+def is_lost(collective: RankCollective | None) -> bool:
+    """Whether the ranks of a stage cannot go on, and what arrives from their devices is not valid."""
+    return collective is not None and collective.is_given_up and not collective.can_start_over
+
+
 def unavailable(transport: str, device_type: str) -> str | None:
     """Return why ranks on devices of this type cannot use ``transport``, or None if they can."""
     return torch_collective.unavailable(device_type) if transport == "torch" else library.unavailable()

@@ -16,6 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from aiakq.kernels.transfer import copies_on_host, on_device
 from aiakq.runtime.models.interface import StageOutput
 from aiakq.system.channel import Channel, Disconnected
 
@@ -45,14 +46,26 @@ class LinkSender:
     def __init__(self, sock: socket.socket) -> None:
         self.epoch = 0
         self._channel = _Link(sock, StageMessage)
-        self._queue: queue.SimpleQueue[tuple[StageMessage, list[memoryview]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="link", daemon=True).start()
 
-    def send(self, step: int, hidden: StageOutput) -> None:
-        """Enqueue the hidden states [T, hidden] of a step; they are copied before this returns."""
+    def send(self, step: int, hidden: StageOutput, is_valid: Callable[[], bool] = lambda: True) -> None:
+        """Enqueue the hidden states [T, hidden] of a step, which may be overwritten by work that follows.
+
+        On a GPU they are copied after the work launched before, for which only the background thread waits.
+
+        is_valid  called once they are known; if it returns False, they are not sent.
+        """
         tensors = [hidden.x] if hidden.residual is None else [hidden.x, hidden.residual]
         message = StageMessage(self.epoch, step, (len(tensors), *hidden.x.shape), hidden.x.element_size())
-        self._queue.put((message, [memoryview(bytes(_bytes_of(each.contiguous().cpu()))) for each in tensors]))
+        copied = copies_on_host(*(each.clone() if each.device.type == "cpu" else each for each in tensors))
+
+        def send() -> None:
+            ready = [_bytes_of(each.contiguous()) for each in copied()]
+            if is_valid():
+                self._channel.send(message, *ready)
+
+        self._queue.put(send)
 
     def close(self) -> None:
         """Stop the thread and close the connection."""
@@ -63,8 +76,8 @@ class LinkSender:
     def _run(self) -> None:
         # Rank 0 detects a lost receiver through its control connection.
         with contextlib.suppress(Disconnected):
-            while (queued := self._queue.get()) is not None:
-                self._channel.send(queued[0], *queued[1])
+            while (send := self._queue.get()) is not None:
+                send()
 
 
 class LinkReceiver:
@@ -78,7 +91,7 @@ class LinkReceiver:
         self.epoch = 0
 
     def receive(self, step: int, like: Tensor, wait: Callable[[], bool]) -> StageOutput | None:
-        """Return the hidden states of ``step``, with the shape and dtype of ``like`` [T, hidden].
+        """Return the hidden states of ``step``, with the shape, dtype and device of ``like`` [T, hidden].
 
         wait  blocks until the socket is readable and returns True; if it returns False, this returns None.
 
@@ -94,9 +107,10 @@ class LinkReceiver:
             count, *shape = message.shape
             if (message.step, message.size, *shape) != (step, like.element_size(), *like.shape) or count not in (1, 2):
                 raise ValueError(f"{message} instead of step {step}, {list(like.shape)}, {like.dtype}")
-            x, *others = [torch.empty_like(like) for _ in range(count)]
-            for tensor in (x, *others):
+            received = [torch.empty(like.shape, dtype=like.dtype) for _ in range(count)]
+            for tensor in received:
                 self._channel.receive_into(_bytes_of(tensor))
+            x, *others = [on_device(tensor, like.device) for tensor in received]
             return StageOutput(x, others[0] if others else None)
         return None
 

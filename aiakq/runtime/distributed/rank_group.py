@@ -18,7 +18,8 @@ from typing import NoReturn, TypeVar
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import file_sizes
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.distributed.collectives import RankCollective
+from aiakq.runtime.device_memory import is_out_of_memory
+from aiakq.runtime.distributed.collectives import RankCollective, is_lost
 from aiakq.runtime.distributed.links import LinkSender
 from aiakq.runtime.distributed.messages import (
     Abandon,
@@ -42,11 +43,14 @@ from aiakq.system.channel import Disconnected, framed
 from aiakq.system.child import Process, follow
 
 Answer = TypeVar("Answer", bound=FromRank)
+Result = TypeVar("Result")
 
 #: Time limit in seconds for a rank to load the model, or to set up its cache.
 LOAD_SECONDS = 1800.0
 #: Time limit in seconds for a rank to start.
 START_SECONDS = 300.0
+#: Reason of ``rank_failed`` where a running step cannot be abandoned.
+NO_MEMORY = "it ran out of memory in a step that other ranks have begun"
 #: Seconds without a heartbeat after which a rank that is loading is given up, if the time limit of steps is shorter.
 SILENT_SECONDS = 60.0
 
@@ -208,6 +212,35 @@ class RankGroup:
             if isinstance(message, OutOfMemory):
                 self._short.add(message.number)
         return None
+
+    def launch(self, compute: Callable[[], Result]) -> Result:
+        """Run rank 0's part of a step that the other ranks have begun, and watch that it ends in time.
+
+        Raises MemoryError if a rank ran out of memory, and ``rank_failed`` and ``rank_late`` where the group cannot go
+        on.
+        """
+        collective = self.collective
+        try:
+            result = compute()
+        except Exception as failure:
+            if collective is None or collective.can_start_over or not is_out_of_memory(failure):
+                raise
+            self._failure = self._failure or error("rank_failed", rank=0, reason=NO_MEMORY)
+            self.check()
+            raise self._failure from None
+        if collective is not None:
+            collective.watch_step()
+            if collective.is_given_up:
+                self.check()
+                self.check_results()
+                # Either a rank ran out of memory, or it exited and the reader thread has not noticed yet.
+                raise MemoryError("a rank ran out of memory in the step")
+        return result
+
+    def check_results(self) -> None:
+        """Raise ``rank_failed`` or ``rank_late`` if results of rank 0's stage are not valid, for good."""
+        if is_lost(self.collective):
+            self.lose()
 
     def abandon_steps(self, number: int) -> None:
         """Have every rank drop the steps from ``number`` on, even if they are running."""

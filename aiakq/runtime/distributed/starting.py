@@ -51,9 +51,7 @@ def gpus_of_ranks(config: EngineConfig) -> list[int]:
 
     Raises ``ranks_unavailable``.
     """
-    size, count = config.parallel.tensor_parallel_size, torch.cuda.device_count()
-    if config.parallel.pipeline_parallel_size > 1:
-        raise error("ranks_unavailable", reason="pipeline stages are supported on CPUs only, and the device is a GPU")
+    size, count = config.parallel.world_size, torch.cuda.device_count()
     if count < size:
         reason = f"{size} ranks need a GPU each, but {count} are visible (see CUDA_VISIBLE_DEVICES)"
         raise error("ranks_unavailable", reason=reason)

@@ -69,8 +69,6 @@ def _captured(
     if device.type == "cuda":
         if model.config.head is not None:
             return None, "the model does not decode"
-        if not (model.stage.is_first and model.stage.is_last):
-            return None, "the model is split into stages"
         if model.takes_hidden:
             return None, "it reads the hidden states of another model"
         reasons = [block.mlp.experts.host_reason for block in model.blocks if isinstance(block.mlp, SparseMLP)]

@@ -3,13 +3,14 @@
 A graph runs a fixed number of rows, each a token of a sequence with its own page table and length. In a verification,
 the draft tokens of a sequence are rows, too: the decode kernel takes each for a sequence of its own over the same pages
 (batch expansion). Steps are padded up to the next of a few sizes, each captured when it is first needed; a graph reads
-persistent tensors, into which a step copies its inputs. Steps with LoRA adapters have graphs of their own, so that
-other steps compute nothing for adapters.
+persistent tensors, into which a step copies its inputs, also the hidden states of the previous pipeline stage. Steps
+with LoRA adapters have graphs of their own, so that other steps compute nothing for adapters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.models.decoder import Decoder
-from aiakq.runtime.models.interface import ModelInput, whole_logits
+from aiakq.runtime.models.interface import ModelInput, StageOutput
 
 _DEFAULT = CompilationConfig()
 
@@ -47,6 +48,14 @@ def captured(compute: Callable[[], object], pool: Any) -> Callable[[], None]:
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         compute()
     return graph.replay
+
+
+@dataclass
+class _Graph:
+    """A captured graph, and where its result is: logits [R, V], or hidden states."""
+
+    replay: Callable[[], None]
+    output: list[Tensor | StageOutput]
 
 
 class DecodeGraphs:
@@ -78,12 +87,13 @@ class DecodeGraphs:
         self._table = zeros(largest, -(-length // page_size), dtype=torch.int32)
         self._rows = torch.arange(largest + 1, device=device)
         # Shared by all sizes; their graphs share the memory of intermediate results, too.
-        self._logits = torch.empty(largest, model.vocab_size, device=device)
+        self._logits = torch.empty(largest if model.stage.is_last else 0, model.vocab_size, device=device)
+        self._hidden: StageOutput | None = None
         width = model.config.hidden_size
         self._aux_hidden_states = [
             torch.empty(largest, width, dtype=model.ops.dtype, device=device) for _ in model.aux_layers
         ]
-        self._made: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._made: dict[tuple[int, bool], _Graph] = {}
 
     def __len__(self) -> int:
         """The number of sizes."""
@@ -107,9 +117,9 @@ class DecodeGraphs:
             and max(step.context.kv_len_list) <= self._length
         )
 
-    def __call__(self, step: ModelInput) -> Tensor:
-        """Logits [R, V] float32 of ``step.logit_rows``, as Model.forward; the next step writes over them, and over
-        ``step.aux_hidden_states``.
+    def __call__(self, step: ModelInput) -> Tensor | StageOutput:
+        """Logits [R, V] float32 of ``step.logit_rows`` or hidden states, as Model.forward; the next step writes over
+        them, and over ``step.aux_hidden_states``.
         """
         context, count = step.context, len(step.token_ids)
         size = next(size for size in self._sizes if size >= count)
@@ -125,13 +135,28 @@ class DecodeGraphs:
             kept[count:size] = padding
         self._table[:count, :width] = page_table
         self._table[count:size, :1] = 0
+        if step.hidden is not None and self._hidden is None:
+            self._hidden = _of_rows(step.hidden, lambda each: each.new_zeros(self._sizes[-1], each.shape[1]))
         variant = self._model.variant
-        replay = self._made.get((size, variant)) or self._make(size, variant)
-        replay()
+        graph = self._made.get((size, variant)) or self._make(size, variant)
+        # After the capture, which computes with these tensors and modifies them.
+        self._take_hidden(step, count, size)
+        graph.replay()
         step.aux_hidden_states += [states[:count] for states in self._aux_hidden_states]
-        return self._logits[:count]
+        output = graph.output[0]
+        return output[:count] if isinstance(output, Tensor) else _of_rows(output, lambda each: each[:count])
 
-    def _make(self, size: int, variant: bool) -> Callable[[], None]:
+    def _take_hidden(self, step: ModelInput, count: int, size: int) -> None:
+        """Copy what the previous stage has sent; padding is zero."""
+        if step.hidden is None:
+            return
+        assert self._hidden is not None
+        for kept, new in ((self._hidden.x, step.hidden.x), (self._hidden.residual, step.hidden.residual)):
+            if kept is not None and new is not None:
+                kept[:count] = new
+                kept[count:size] = 0
+
+    def _make(self, size: int, variant: bool) -> _Graph:
         rows = self._rows
         context = AttentionContext(
             query_start=rows[: size + 1].to(torch.int32),
@@ -142,18 +167,28 @@ class DecodeGraphs:
             query_start_list=list(range(size + 1)),
             kv_len_list=[self._length] * size,
         )
-        step = ModelInput(self._token_ids[:size], self._positions[:size], context, rows[:size])
+        hidden = None if self._hidden is None else _of_rows(self._hidden, lambda each: each[:size])
+        step = ModelInput(self._token_ids[:size], self._positions[:size], context, rows[:size], hidden)
         logits = self._logits[:size]
+        found: list[Tensor | StageOutput] = []
 
         def compute() -> None:
+            # What layers share is computed by the graph, from the inputs of its step.
+            context.plans.clear()
             step.aux_hidden_states.clear()
-            logits.copy_(whole_logits(self._model.compute(step, self._caches)))
+            output = self._model.compute(step, self._caches)
+            found[:] = [logits.copy_(output) if isinstance(output, Tensor) else output]
             for kept, states in zip(self._aux_hidden_states, step.aux_hidden_states, strict=True):
                 kept[:size] = states
 
         with self._model.recording():
-            replay = self._made[size, variant] = captured(compute, self._pool)
-        return replay
+            graph = self._made[size, variant] = _Graph(captured(compute, self._pool), found)
+        return graph
+
+
+def _of_rows(hidden: StageOutput, of: Callable[[Tensor], Tensor]) -> StageOutput:
+    """Apply ``of`` to both tensors."""
+    return StageOutput(of(hidden.x), None if hidden.residual is None else of(hidden.residual))
 
 
 def _expanded(step: ModelInput) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.runtime.device_memory import is_out_of_memory, release_memory
-from aiakq.runtime.distributed.collectives import RankCollective
+from aiakq.runtime.distributed.collectives import RankCollective, is_lost
 from aiakq.runtime.distributed.links import LinkReceiver, LinkSender
 from aiakq.runtime.distributed.messages import (
     Abandon,
@@ -26,6 +26,7 @@ from aiakq.runtime.distributed.messages import (
     Sampled,
     ToRank,
 )
+from aiakq.runtime.distributed.rank_group import NO_MEMORY
 from aiakq.runtime.executor.commands import CommandHandlers
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampled_step import SampledStep
@@ -36,8 +37,6 @@ from aiakq.runtime.protocol.step import StepBatch, StepResult
 
 #: Seconds to leave to rank 0 for finding out which rank failed, before this rank reports a failed collective.
 _SECONDS_FOR_CAUSE = 1.0
-#: Reason of ``rank_failed`` where a running step cannot be abandoned.
-NO_MEMORY = "it ran out of memory in a step that other ranks have begun"
 
 
 class Stages:
@@ -190,9 +189,13 @@ class Follower:
                 return None  # the output is invalid; rank 0 decides what follows
         if isinstance(output, StageOutput):
             assert stages.link_out is not None
-            stages.link_out.send(message.number, output)
+            stages.link_out.send(message.number, output, lambda: not is_lost(self._collective))
         elif stages.samples:
-            return Results(message.number, self._sample(batch, output, step.logit_rows))
+            results = Results(message.number, self._sample(batch, output, step.logit_rows))
+            if not is_lost(self._collective):
+                return results
+            assert self._collective is not None
+            self._check_lost(self._collective)
         return None
 
     def _check_lost(self, collective: RankCollective) -> None:

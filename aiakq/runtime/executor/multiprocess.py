@@ -9,12 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from aiakq.errors import error
-from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.messages import Batch, Launch, Prepare, Sampled
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.engine.executor import CommandsDone, PendingStep
-from aiakq.runtime.executor.follower import NO_MEMORY
 from aiakq.runtime.executor.local import LocalExecutor, LocalPendingStep
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner, StepInput
@@ -57,8 +54,7 @@ class MultiprocessExecutor(LocalExecutor):
     def collect(self, step: LocalPendingStep) -> StepResult:
         """See LocalExecutor."""
         result = super().collect(step)
-        if self._collective.is_given_up and not self._collective.can_start_over:
-            self._group.lose()
+        self._group.check_results()
         if not result.out_of_memory:
             self._group.send(Sampled(result.new_tokens()))
         return result
@@ -73,18 +69,11 @@ class MultiprocessExecutor(LocalExecutor):
         known = () if collective.can_broadcast else step_input.unknown
         tokens = [int(token_ids[index]) for index in known]
         self._group.send(Launch(self._number, tokens, step_input.digest()))
-        try:
+        launch = super()._launch_model
+
+        def compute() -> None:
             if step_input.unknown and collective.can_broadcast:
                 collective.broadcast(token_ids)
-            super()._launch_model(step, step_input)
-        except Exception as failure:
-            if collective.can_start_over or not is_out_of_memory(failure):
-                raise
-            raise error("rank_failed", rank=0, reason=NO_MEMORY) from None
-        collective.watch_step()
-        if collective.is_given_up:
-            self._group.check()
-            if not collective.can_start_over:
-                self._group.lose()
-            # Either a rank ran out of memory, or it exited and the reader thread has not noticed yet.
-            raise MemoryError("a rank ran out of memory in the step")
+            launch(step, step_input)
+
+        self._group.launch(compute)

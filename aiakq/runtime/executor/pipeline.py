@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from aiakq.runtime.distributed.collectives import is_lost
 from aiakq.runtime.distributed.messages import Batch, Launch, Prepare, Sampled
 from aiakq.runtime.distributed.rank_group import RankGroup
 from aiakq.runtime.engine.executor import CommandsDone, PendingStep
@@ -119,17 +120,14 @@ class PipelineExecutor:
         step_input = self.runner.prepare(batch.chunks, step.sequences, self._sequences)
         assert not step_input.unknown, "a sequence has one token pending"
         self._group.send(Launch(step.number, [], step_input.digest()))
-        hidden = self.runner.forward(step_input.model_input)
+        hidden = self._group.launch(lambda: self.runner.forward(step_input.model_input))
         assert isinstance(hidden, StageOutput)
-        collective = self._group.collective
-        if collective is not None and collective.is_given_up:
-            self._group.check()
-            raise MemoryError("a rank ran out of memory in the step")
-        self._link.send(step.number, hidden)
+        self._link.send(step.number, hidden, lambda: not is_lost(self._group.collective))
 
     def _receive(self, step: PipelinedStep) -> StepResult:
         """Wait until the last stage has sampled, and send the sampled tokens to all ranks."""
         result = self._group.next_result(step.number)
+        self._group.check_results()
         if result is None:
             self._abandon(step)
             assert step.result is not None

@@ -28,6 +28,7 @@ from triton.runtime.jit import MockTensor
 
 from aiakq.kernels.triton import (
     attention,
+    attention_blocks,
     attention_kernel,
     configs,
     gptq,
@@ -171,8 +172,8 @@ def attention_kernels(arch: int) -> Iterator[Row]:
                 if kernel == "decode":
                     rows, matrix = 1, "HMMA"
                     made = compiled(
-                        attention_kernel.decode_kernel, arch, x, *cache, *tables, *[MockTensor(torch.float32)] * 3,
-                        6144, 64, 0.1, 0.0, ROWS=16, SPLIT=4, **common,
+                        attention_kernel.decode_kernel, arch, x, *cache, *tables, *tables, 64,
+                        *[MockTensor(torch.float32)] * 3, 6144, 64, 0.1, 0.0, ROWS=16, **common,
                     )  # fmt: skip
                 else:
                     rows, matrix = config.share, tensor_core(arch, warps)
@@ -197,7 +198,8 @@ def latent_kernels(arch: int) -> Iterator[Row]:
             first = [x, *[MockTensor(dtype)] * 2, floats, numbers, numbers]
             if decoding:
                 made = compiled(
-                    latent_decode_kernel, arch, *first, floats, floats, (heads + 1) * 576, 64, 0.1, SPLIT=4, **constants
+                    latent_decode_kernel, arch, *first, numbers, numbers, 64, floats, floats, (heads + 1) * 576, 64,
+                    0.1, **constants,
                 )  # fmt: skip
             else:
                 made = compiled(
@@ -325,8 +327,12 @@ def row_kernels(arch: int) -> Iterator[Row]:
             NORM=False, SCALED=scaled, elements=128, warps=1,
         )  # fmt: skip
     yield row(
-        "combine", attention_kernel.combine_kernel, scales, scales, scales, x, 4096, H=32, D=128, WIDTH=128, SPLIT=8,
-        SPLITS=8, SINKS=False, elements=8 * 128, warps=4,
+        "splits", attention_kernel.split_kernel, numbers, numbers, numbers, 64, 33, TILE=64, WINDOW=0, CHUNK=0,
+        SPLITS=attention_blocks.MAX_SPLITS, BLOCK=256, elements=256, warps=2,
+    )  # fmt: skip
+    yield row(
+        "combine", attention_kernel.combine_kernel, scales, scales, numbers, scales, x, 4096, H=32, D=128, WIDTH=128,
+        SPLITS=attention_blocks.MAX_SPLITS, SINKS=False, elements=8 * 128, warps=4,
     )  # fmt: skip
     yield row(
         "arrange", linear_kernel.arrange_kernel, x, numbers, x, scales, K, 16, K=K, BLOCK=1024, BITS=4, BKP=32,

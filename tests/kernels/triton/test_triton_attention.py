@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from aiakq.kernels.ops.attention import TorchAttention, as_bytes
 from aiakq.kernels.triton import attention as paged
 from aiakq.kernels.triton import configs
-from aiakq.kernels.triton.attention_blocks import query_blocks
+from aiakq.kernels.triton.attention_blocks import MAX_SPLITS, decode_splits, query_blocks
 from aiakq.kernels.triton.configs import AttentionConfig
 from aiakq.kernels.types import LARGEST, AttentionContext, AttentionSpec
 
@@ -92,14 +93,14 @@ class Case:
         return torch.cat(rows)
 
 
-def check(case, device, close, window=None, tolerance=None, config=None, split=0):
+def check(case, device, close, window=None, tolerance=None, config=None, target=0):
     case.to(device)
     query = case.query.to(device)
     out = torch.full_like(query, float("nan"))
     scale = query.shape[-1] ** -0.5
     spec = AttentionSpec(query.shape[1], case.cache[0].shape[2], query.shape[2], scale, window)
     if case.context.num_decodes:
-        paged.decode(query, out, case.cache, case.context, spec, config, split)
+        paged.decode(query, out, case.cache, case.context, spec, config, target)
     if case.context.num_decodes < len(case.lengths):
         paged.prefill(query, out, case.cache, case.context, spec, config)
     close(out.cpu(), case.wanted(scale, window), tolerance)
@@ -153,16 +154,60 @@ def test_variants_match_the_reference(options, stored, lengths, device, close):
     close(found.cpu(), wanted.double(), 0.01)
 
 
-@pytest.mark.parametrize("split", [1, 2, 5, 16])
-def test_any_number_of_parts(split, device, close):
-    """More parts than tiles leave some with nothing to do."""
-    check(
-        Case(LENGTHS["decode"], 4, 2, 32, 16, torch.float16),
-        device,
-        close,
-        config=AttentionConfig(16, 3, 4, 2),
-        split=split,
-    )
+@pytest.mark.parametrize("target", [1, 4, 7, 16, 40])
+def test_any_number_of_splits(target, device, close):
+    config = AttentionConfig(16, 3, 4, 2)
+    check(Case(LENGTHS["decode"], 4, 2, 32, 16, torch.float16), device, close, config=config, target=target)
+
+
+def test_a_long_sequence_among_short_ones_has_more_splits_than_are_added_at_once(device, close):
+    lengths = [(0, 1), (399, 1), (20, 1), (15, 1)]
+    config = AttentionConfig(16, 3, 4, 2)
+    check(Case(lengths, 4, 2, 32, 16, torch.float16), device, close, config=config, target=24)
+
+
+def splits_of(lengths, device, tile, target, **limits):
+    """Items of every sequence as (begin, end), and how many could have been used."""
+    numbers = torch.tensor(lengths, dtype=torch.int32, device=device)
+    context = AttentionContext(numbers, numbers, numbers, numbers, len(lengths), [], [])
+    items, starts = decode_splits(context, torch.device(device), tile, target, **limits)
+    assert decode_splits(context, torch.device(device), tile, target, **limits).items is items, "made once a step"
+    used = items[: int(starts[-1])].tolist()
+    assert [sequence for sequence, _, _ in used] == sorted(sequence for sequence, _, _ in used)
+    bounds = starts.tolist()
+    for s, (first, end) in enumerate(itertools.pairwise(bounds)):
+        assert first < end and all(sequence == s for sequence, _, _ in used[first:end])
+    return [[tuple(item[1:]) for item in used[a:b]] for a, b in itertools.pairwise(bounds)], len(items)
+
+
+@pytest.mark.parametrize("target", [1, 2, 7, 33, 200])
+@pytest.mark.parametrize("window", [0, 40])
+def test_splits_cover_each_sequence_once_and_are_nearly_equal(target, window, device):
+    draw = torch.Generator().manual_seed(target)
+    lengths = torch.randint(1, 300, (11,), generator=draw).tolist() + [3000]
+    found, bound = splits_of(lengths, device, 16, target, window=window)
+    firsts = [max(0, length - window) // 16 if window else 0 for length in lengths]
+    tiles = [-(-length // 16) - first for length, first in zip(lengths, firsts, strict=True)]
+    most = max(-(-sum(tiles) // target), -(-max(tiles) // MAX_SPLITS))
+    for items, length, first, count in zip(found, lengths, firsts, tiles, strict=True):
+        assert items[0][0] == first * 16 and items[-1][1] == length
+        assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(items))
+        sizes = [-(-end // 16) - begin // 16 for begin, end in items]
+        assert max(sizes) <= most and max(sizes) - min(sizes) <= 1 and len(items) == -(-count // most)
+    assert sum(map(len, found)) <= bound
+
+
+def test_more_sequences_than_a_program_reads_at_once(device):
+    lengths = [1 + 7 * number % 90 for number in range(300)]
+    found, bound = splits_of(lengths, device, 16, 500)
+    assert [items[-1][1] for items in found] == lengths and sum(map(len, found)) <= bound
+
+
+def test_splits_depend_on_lengths_alone(device):
+    """A graph and the same step without one, and all ranks, add up in the same order."""
+    lengths = [5, 700, 90]
+    assert splits_of(lengths, device, 16, 20) == splits_of(lengths, device, 16, 20)
+    assert splits_of(lengths, device, 16, 20)[1] == splits_of([1, 1, 1], device, 16, 20)[1], "programs of a launch"
 
 
 @pytest.mark.parametrize("tile", [32, 64, 128])
@@ -173,7 +218,7 @@ def test_tiles_that_tuning_tries(tile, rows, device, close):
         device,
         close,
         config=AttentionConfig(tile, 2, 4, rows),
-        split=3,
+        target=9,
     )
 
 

@@ -66,7 +66,7 @@ def test_torch_multiplies_no_share(device):
 def by_programs(monkeypatch) -> None:
     """Parts of sequences as on a GPU: fewer where there are more programs."""
     for module in (attention, latent_attention):
-        monkeypatch.setattr(module, "splits", lambda device, programs, share: max(1, -(-12 // programs)))
+        monkeypatch.setattr(module, "num_splits", lambda device, sequences, heads, share: -(-12 // heads))
 
 
 LENGTHS = [(40, 1), (7, 1), (0, 33), (50, 6)]

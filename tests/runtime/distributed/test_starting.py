@@ -37,9 +37,13 @@ def test_fewer_gpus_than_ranks_are_refused(four_gpus):
     assert failure.value.id == "ranks_unavailable"
 
 
-def test_stages_on_gpus_are_refused(four_gpus):
-    with pytest.raises(AiakqError, match="pipeline stages are supported on CPUs only"):
-        starting.start_ranks(config(2, 2))
+def test_every_rank_of_every_stage_has_a_gpu(four_gpus, monkeypatch):
+    given = []
+    monkeypatch.setattr(child_ranks, "start_child_ranks", lambda *arguments: given.append(arguments))
+    starting.start_ranks(config(2, 2))
+    assert given == [(config(2, 2).parallel, "torch", [2, 0, 1, 3])]
+    with pytest.raises(AiakqError, match="6 ranks need a GPU each, but 4 are visible"):
+        starting.start_ranks(config(2, 3))
 
 
 @pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this torch has NCCL")

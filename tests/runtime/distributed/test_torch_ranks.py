@@ -62,6 +62,33 @@ def test_sums_give_close_results(example_model, two_ranks):
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in alone]
 
 
+def test_stages_of_several_ranks_give_the_results_of_one_process(example_model, two_ranks):
+    assert generate(two_ranks(pipeline_parallel_size=2)) == generate(LLM(str(example_model), **SMALL))
+
+
+@pytest.mark.process_failures
+@pytest.mark.parametrize("rank", [1, 3], ids=["of the first stage", "of the last stage"])
+def test_a_rank_of_a_stage_that_hangs_is_named(two_ranks, rank):
+    llm = two_ranks(pipeline_parallel_size=2, distributed_timeout_seconds=1.5)
+    generate(llm)
+    os.kill(llm.engine.executor._group._ranks[rank - 1].process.pid, signal.SIGSTOP)
+    with pytest.raises(AiakqError, match=f"Rank {rank} timed out after 1.5 s") as failure:
+        generate(llm)
+    assert failure.value.id == "rank_late"
+
+
+@pytest.mark.process_failures
+def test_running_out_of_memory_in_the_first_of_several_stages_ends_all_ranks_with_the_reason(two_ranks, monkeypatch):
+    llm = two_ranks(pipeline_parallel_size=2)
+
+    def forward(self, step):
+        raise MemoryError
+
+    monkeypatch.setattr(type(llm.engine.executor.runner), "forward", forward)
+    with pytest.raises(AiakqError, match="Rank 0 failed: it ran out of memory in a step that other ranks have begun"):
+        generate(llm)
+
+
 @pytest.mark.process_failures
 def test_a_rank_that_is_killed_is_named_at_once(two_ranks):
     llm = two_ranks()

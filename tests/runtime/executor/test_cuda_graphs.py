@@ -10,10 +10,17 @@ from replay_proposer import planner_of
 from aiakq import LLM, LoRARequest, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.cpu import library
+from aiakq.runtime.build.model_loader import load_model
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.executor import cuda_graphs as graphs
 from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
+from aiakq.runtime.executor.kv_cache import fit_positions
+from aiakq.runtime.executor.runner import Runner
+from aiakq.runtime.executor.sequences import RunningSequences
+from aiakq.runtime.protocol.request import RequestSpec
+from aiakq.runtime.protocol.step import Chunk, NewSequence, StepBatch
 from aiakq.runtime.speculation.draft_length import StepCosts
 
 
@@ -61,6 +68,61 @@ def test_decoding_through_tensors_that_stay(tiny_model, monkeypatch):
     monkeypatch.setattr(graphs, "captured", lambda compute, pool: lambda: replayed.append(compute()))
     assert answers() == wanted
     assert runner.captured._made.keys() == {(3, False)} and replayed
+
+
+def test_what_layers_share_is_computed_by_the_graph_too(tiny_model, monkeypatch):
+    """Not kept from the run before the capture: the lengths are others when the graph is replayed."""
+    monkeypatch.setattr(graphs, "captured", lambda compute, pool: compute() or compute)
+    llm = LLM(str(tiny_model("LlamaForCausalLM")), dtype="float32", max_model_len=64, max_num_seqs=1)
+    runner, found = llm.engine.executor.runner, []
+    runner.captured = DecodeGraphs(runner.model, runner.caches, [1], 64, runner.page_size, runner.device)
+    compute = runner.model.compute
+
+    def watched(step, caches):
+        found.append(dict(step.context.plans))
+        step.context.plans["kept"] = True
+        return compute(step, caches)
+
+    monkeypatch.setattr(runner.model, "compute", watched)
+    llm.generate([{"prompt_token_ids": [5, 6]}], SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
+    assert len(found) >= 3 and not any(found)
+
+
+@pytest.mark.skipif(library.unavailable() is not None, reason="torch's products depend on the number of rows")
+def test_stages_decode_through_tensors_that_stay(tiny_model, monkeypatch):
+    """Of every stage, from the hidden states of the one before; also if the capture has modified them."""
+    monkeypatch.setattr(graphs, "captured", lambda compute, pool: compute() or compute)
+    arguments = {"model": str(tiny_model("LlamaForCausalLM", num_hidden_layers=3)), "dtype": "float32", "device": "cpu"}
+    config = fit_positions(EngineConfig.from_args({**arguments, "max_model_len": 64, "block_size": 8}))
+    params = SamplingParams(temperature=0)
+    prompts = [[5, 6, 7], [9] * 11]
+
+    def logits(stages, captured):
+        runners = [
+            Runner(load_model(config, ModelShare(None, stage, stages))[0], 12, 8, torch.device("cpu"))
+            for stage in range(stages)
+        ]
+        running, found = RunningSequences(3, 4), []
+        new = [NewSequence(at, RequestSpec(str(at), tokens, params, 9, 0)) for at, tokens in enumerate(prompts)]
+        chunks = [Chunk(at, 0, len(tokens), [1 + 3 * at, 2 + 3 * at], True) for at, tokens in enumerate(prompts)]
+        for runner in runners if captured else ():
+            runner.captured = DecodeGraphs(runner.model, runner.caches, [1, 4], 64, 8, runner.device)
+        for number in range(4):
+            sequences = running.update(StepBatch([], [], new if number == 0 else [], chunks), {})
+            step = runners[0].prepare(chunks, sequences, running)
+            for runner in runners:
+                step.model_input.hidden = output = runner.forward(step.model_input)
+            found.append(output[: len(chunks)].clone())
+            for sequence in sequences:
+                sequence.token_ids.append(41 + number)
+            count = 2 if number < 2 else 1
+            chunks = [Chunk(at, len(prompts[at]) + number, 1, [], True) for at in range(count)]
+        assert not captured or all(runner.captured.captured_sizes == {1, 4} for runner in runners)
+        return found
+
+    with torch.inference_mode():
+        wanted = logits(1, False)
+        assert all(map(torch.equal, logits(3, True), wanted)) and all(map(torch.equal, logits(3, False), wanted))
 
 
 @pytest.mark.skipif(library.unavailable() is not None, reason="torch's products depend on the number of rows")
