@@ -132,7 +132,8 @@ ROWS = (
     Row("qqq", "4 bits, computed as 8", LayerSpec(8, activation_bits=8), (8,)),
     Row("gguf", "Q4_0, Q5_0, Q8_0, Q3_K, Q6_K", LayerSpec(4, 32), (3, 4, 5, 6, 8)),
     Row("gguf", "Q4_1, Q5_1, Q2_K, Q4_K, Q5_K", LayerSpec(4, 32, False), (2, 4, 5), offsets=True),
-    Row("gguf", "IQ4_NL, IQ4_XS, MXFP4", LayerSpec(4, 32, table="iq4_nl"), (4,)),
+    Row("gguf", "IQ4_NL, IQ4_XS", LayerSpec(4, 32, table="iq4_nl"), (4,)),
+    Row("gguf", "MXFP4", _MXFP4, (4,)),
 )
 
 #: Format and scheme -> what transformers and vLLM (both on a CPU), llama.cpp and SGLang did with files of aiakq; empty:
@@ -191,6 +192,7 @@ def _problems(row: Row, device: str) -> list[LinearProblem]:
                 dtype=torch.bfloat16,
                 device=device,
                 has_offsets=row.offsets,
+                table=row.layer.table,
             )
         )
     return problems

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.input_rounding import InputRounding, kernel_scheme
+from aiakq.kernels.tables import name_of
 
 #: Bits of one weight code for each scheme. ``w16`` is any unquantized float. The codes of ``fp8`` are 8-bit floats, and
 #: with ``a8`` activations are rounded to e4m3. Those of ``lut4`` are indices into a table (look-up table) of 16 floats,
@@ -165,6 +166,7 @@ class QWeight:
             exact=exact,
             uncut_n=uncut_n,
             has_offsets=self.has_offsets,
+            table=None if self.table is None else name_of(self.table.tolist()),
         )
 
 
@@ -176,6 +178,7 @@ class LinearProblem:
              8 bits, with one scale per at most 32.
     uncut_n  outputs of the whole layer of which this is a rank's shard: sums must be split among programs as for the
              whole layer. 0: only this layer matters.
+    table    name of the values that codes are indices of (tables.py), or None.
     """
 
     scheme: str
@@ -191,6 +194,7 @@ class LinearProblem:
     exact: bool = True
     uncut_n: int = 0
     has_offsets: bool = False
+    table: str | None = None
 
     @property
     def bits(self) -> int:

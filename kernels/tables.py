@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 
 TABLES: Mapping[str, tuple[float, ...]] = {
     # OCP Microscaling Formats, version 1.0: floats of a sign, two bits of exponent and one of fraction.
@@ -22,3 +23,16 @@ TABLES: Mapping[str, tuple[float, ...]] = {
     # FP4 of bitsandbytes: a sign and 0, 1/16, 8, 12, 4, 6, 2, 3, divided by 12.
     "fp4": tuple(sign * value / 12 for sign in (1, -1) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)),
 }
+
+#: The name of tables that are not in TABLES.
+OTHER = "other"
+
+
+def name_of(values: Sequence[float]) -> str:
+    """Return the name of the table with these ``values`` of float32, OTHER if it has none."""
+    given = tuple(values)
+    return next((name for name, known in TABLES.items() if given == _float32(known)), OTHER)
+
+
+def _float32(values: Sequence[float]) -> tuple[float, ...]:
+    return struct.unpack(f"{len(values)}f", struct.pack(f"{len(values)}f", *values))

@@ -1,8 +1,9 @@
-"""Quantized copies of tiny models: with scales of both signs, and with the weights that codes stand for."""
+"""Quantized copies of tiny models: with scales of both signs, experts in MXFP4, and what codes stand for."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,31 @@ def signed_weight(weight: Tensor, spec: QuantSpec, storage: torch.dtype, make: t
         group_size=group,
         input_scale=torch.tensor(0.1) if spec.static_input else None,
     )
+
+
+def packed_mxfp4(count: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    """Random blocks [E, N, K / 32, 16] and scales [E, N, K / 32] uint8, of weights of about the usual size."""
+    draw = torch.Generator().manual_seed(count * n * k)
+    blocks = torch.randint(0, 256, (count, n, k // 32, 16), dtype=torch.uint8, generator=draw)
+    scales = torch.randint(121, 125, (count, n, k // 32), dtype=torch.uint8, generator=draw)
+    return blocks, scales
+
+
+def with_mxfp4_experts(source: Path, to: Path) -> Path:
+    """A copy of GPT-OSS in floats with other experts, random ones in MXFP4."""
+    checkpoint = Checkpoint.open(source)
+    tensors = {}
+    for name, info in checkpoint.inventory.items():
+        if re.search(r"experts\.(gate_up|down)_proj$", name):
+            count, k, n = info.shape
+            tensors |= dict(zip((f"{name}_blocks", f"{name}_scales"), packed_mxfp4(count, n, k), strict=True))
+        else:
+            tensors[name] = checkpoint.tensor(name)
+    stored = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    shutil.copytree(source, to, ignore=shutil.ignore_patterns("model*.safetensors*"))
+    save_file(tensors, to / "model.safetensors")
+    (to / "config.json").write_text(json.dumps({**checkpoint.config, "quantization_config": stored}))
+    return to
 
 
 def in_floats(folder: Path, to: Path) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from aiakq.formats.safetensors_file import TensorInfo
+from aiakq.formats.stacked_experts import StackedExperts
 from aiakq.kernels.types import QWeight
 
 
@@ -48,8 +49,8 @@ class ForeignTensors(Protocol):
         """Yield the linears [N, K] of the experts stacked in a tensor; None if they are not stored as blocks."""
 
     @property
-    def stacked_weights(self) -> int:
-        """Number of weights of experts that ``experts`` yields."""
+    def stacked_experts(self) -> Sequence[StackedExperts]:
+        """What ``experts`` yields, by tensor."""
 
     def changed_files(self) -> list[str]:
         """Return the files that were written, replaced or removed since they were opened."""

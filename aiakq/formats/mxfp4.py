@@ -16,7 +16,9 @@ from torch import Tensor
 
 from aiakq.formats import float4
 from aiakq.formats.safetensors_file import TensorInfo
+from aiakq.formats.stacked_experts import StackedExperts
 from aiakq.kernels.types import QWeight
+from aiakq.spec import LayerSpec
 
 #: Inputs that share a scale.
 GROUP = 32
@@ -42,7 +44,9 @@ def read_experts(blocks: Tensor, scales: Tensor, biases: Tensor, name: str, rows
         yield weight if rows is None else weight.with_rows(rows)
 
 
-def packed_bytes(inventory: Mapping[str, TensorInfo]) -> int:
-    """Return the bytes of the codes of fused experts."""
-    names = (name for name in inventory if name.endswith("_blocks"))
-    return sum(inventory[name].nbytes for name in names if inventory[name].dtype == "U8")
+def stacked_experts(inventory: Mapping[str, TensorInfo]) -> list[StackedExperts]:
+    """Return the experts of each tensor of codes."""
+    layer = LayerSpec(4, GROUP, table=float4.TABLE, scale_type="e8m0")
+    infos = (info for name, info in inventory.items() if name.endswith("_blocks") and info.dtype == "U8")
+    shapes = (tuple(info.shape) for info in infos if len(info.shape) == 4)
+    return [StackedExperts(count, n, groups * 2 * size, layer) for count, n, groups, size in shapes]

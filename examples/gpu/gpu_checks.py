@@ -71,21 +71,39 @@ def plain_kernels_agree(machine: Machine) -> dict:
 
     import torch
 
+    from aiakq.kernels.tables import TABLES
     from aiakq.kernels.triton import configs, linear, linear_floats
     from aiakq.kernels.types import QWeight
 
     machine.needs_gpu()
     device, compared = torch.device("cuda"), 0
-    for code_type in (torch.float8_e4m3fn, torch.float8_e5m2):
-        codes = torch.randn(512, 2048).to(code_type).view(torch.uint8)
-        weight = QWeight("fp8a16", codes, torch.rand(512, 16), group_size=128, code_type=code_type).to(device)
+    small = [
+        QWeight(
+            "fp8a16",
+            torch.randn(512, 2048).to(kind).view(torch.uint8),
+            torch.rand(512, 16),
+            group_size=128,
+            code_type=kind,
+        )
+        for kind in (torch.float8_e4m3fn, torch.float8_e5m2)
+    ]
+    codes, table = torch.randint(0, 16, (512, 2048), dtype=torch.uint8), torch.tensor(TABLES["e2m1"])
+    powers, numbers = (
+        torch.randint(-9, -4, (512, 64)).float().exp2(),
+        torch.rand(512, 128).to(torch.float8_e4m3fn).float(),
+    )
+    small += [
+        QWeight("lut4a16", codes, scales, group_size=2048 // scales.shape[1], table=table)
+        for scales in (powers, numbers)
+    ]
+    for weight in (each.to(device) for each in small):
         for dtype in (torch.float16, torch.bfloat16):
             floats = linear_floats.pack(weight, weight.problem(dtype, device.type))
             for m in (1, 8, 16, 33, 64, 300):
                 x = torch.randn(m, 2048, dtype=dtype, device=device)
                 chosen = linear_floats.choose(floats, m)
                 fast, plain = (linear_floats.run(x, floats, replace(chosen, plain=p)) for p in (False, True))
-                assert torch.equal(fast, plain), (code_type, dtype, m)
+                assert torch.equal(fast, plain), (weight.scheme, weight.group_size, dtype, m)
                 compared += 1
     for scheme, bits in (("w2a16", 2), ("w4a16", 4), ("w8a16", 8)):
         codes = torch.randint(0, 2**bits, (512, 2048), dtype=torch.uint8)

@@ -152,7 +152,7 @@ def experts_codes_kernel(
     pairs_ptr,  # [blocks, BM] int32
     experts_ptr,  # [blocks] int32
     words_ptr,  # [experts, N / 64, STEPS, 64, BKP] int16
-    scales_ptr,  # [experts, groups, N] float32 or int8
+    scales_ptr,  # [experts, GROUPS, N] float32 or int32, see float_codes_kernel
     factors_ptr,  # [experts, N] float32
     bias_ptr,  # [experts, N unpadded]
     y_ptr,  # [PAIRS, N unpadded]

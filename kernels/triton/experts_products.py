@@ -164,7 +164,7 @@ class WordsProduct(ExpertProduct):
 
 
 class CodesProduct(ExpertProduct):
-    """Weights that are floats of 8 bits, in the layout of linear_floats_kernel.py."""
+    """Weights that are floats of 8 or 4 bits, in the layout of linear_floats_kernel.py."""
 
     def __init__(self, layers: Sequence[FloatCodesProduct]) -> None:
         self._layer = layers[0]

@@ -1,4 +1,4 @@
-"""Launcher of linear_floats_kernel.py: weights that are floats of 8 bits, 16-bit activations.
+"""Launcher of linear_floats_kernel.py: weights that are floats of 8 or 4 bits, 16-bit activations.
 
 Activations that the scheme rounds (fp8a8) are rounded as the reference does it, and multiplied in 16 bits.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from aiakq.kernels import triton
 from aiakq.kernels.ops.linear import LinearLayer, RoundedInputs
+from aiakq.kernels.triton.float_scales import FLOAT32, store
 from aiakq.kernels.triton.linear import TILE, WIDEST, inputs_per_plane
 from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
 
@@ -20,22 +21,24 @@ if TYPE_CHECKING:
     from aiakq.kernels.triton.configs import Config
 
 #: Schemes -> bits of a code.
-BITS = {"fp8a16": 8, "fp8a8": 8}
-#: Bits of the mantissa of each type of codes.
-MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
-#: How scales of groups are stored, SCALES in linear_floats_kernel.py.
-FLOAT32 = 0
+BITS = {"fp8a16": 8, "fp8a8": 8, "lut4a16": 4}
+#: Bits of a code -> the family of kernels in self_test.py.
+FAMILIES = {8: "float linear", 4: "4-bit float linear"}
+#: Bits of the mantissa of each type of codes; those of 4 bits, which have none, are e2m1.
+MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2, None: 1}
 
 
 def supports(problem: LinearProblem) -> str | None:
     """Return None, or why not."""
-    return fits(problem) or triton.unavailable_reason("float linear")
+    return fits(problem) or triton.unavailable_reason(FAMILIES[BITS[problem.scheme]])
 
 
 def fits(problem: LinearProblem) -> str | None:
     """Return None if the layout can hold such a weight, or why not."""
     if problem.scheme not in BITS:
         return f"it has no {problem.scheme}"
+    if problem.table not in (None, "e2m1"):
+        return "its 4-bit codes are e2m1, not of another table"
     if problem.dtype not in triton.DTYPES:
         return f"activations are float16 or bfloat16, not {problem.dtype}"
     if problem.has_zeros or problem.has_perm:
@@ -50,7 +53,8 @@ class FloatCodesProduct(LinearLayer):
     """A weight in the layout of linear_floats_kernel.py.
 
     words     [N padded / 64, steps, 64, plane] int16.
-    scales    [groups, N padded] float32, or int8 as ``stored`` says; [1, N padded] of any value with one group.
+    scales    [groups, N padded] float32 or, as ``stored`` says, four groups in int32 [ceil(groups / 4), N padded]
+              (float_scales.py); [1, N padded] of any value with one group.
     factors   [N padded] float32.
     mantissa  bits of a code's mantissa.
     plane     inputs per plane and step.
@@ -93,25 +97,28 @@ class FloatCodesProduct(LinearLayer):
 
 def prepare(weight: QWeight, problem: LinearProblem) -> LinearLayer:
     """Pack ``weight`` (not modified) into the layout."""
-    assert weight.code_type is not None
     layer = pack(weight, problem)
     return RoundedInputs(layer, weight.input_scale, weight.rounding) if weight.scheme == "fp8a8" else layer
 
 
 def pack(weight: QWeight, problem: LinearProblem) -> FloatCodesProduct:
     """Return the product with ``weight``, without rounding of activations."""
-    assert weight.code_type is not None
     bits = BITS[weight.scheme]
     plane = inputs_per_plane(weight.k, weight.group_size, bits)
     assert plane is not None
     padding = -weight.n % WIDEST
-    scales = torch.nn.functional.pad(weight.scales.float(), (0, 0, 0, padding)).T.contiguous()
-    # The scale of a single group takes the place of the factors of all groups.
-    factors = scales[0] if weight.group_size == weight.k else torch.ones_like(scales[0])
+    scales, factors, stored = weight.scales.float(), torch.ones_like(weight.scales[:, 0], dtype=torch.float32), FLOAT32
+    if weight.group_size == weight.k:
+        # The scale of a single group takes the place of the factors of all groups.
+        factors = scales[:, 0]
+    elif bits == 4:
+        scales, factors, stored = store(weight.scales, weight.codes, weight.group_size)
+    scales = torch.nn.functional.pad(scales, (0, 0, 0, padding)).T.contiguous()
+    factors = torch.nn.functional.pad(factors, (0, padding))
     bias = None if weight.bias is None else weight.bias.to(problem.dtype).contiguous()
     return FloatCodesProduct(
         _words(weight.codes, bits, plane), scales, factors, bias, weight.n, weight.k, weight.group_size, bits,
-        MANTISSA[weight.code_type], FLOAT32, plane, problem.uncut_n,
+        MANTISSA[weight.code_type], stored, plane, problem.uncut_n,
     )  # fmt: skip
 
 
@@ -140,11 +147,10 @@ def choose(state: FloatCodesProduct, m: int, dense: bool = True) -> Config:
 
 def _fitting(state: FloatCodesProduct, config: Config) -> Config:
     """Return ``config`` with what the weight allows: only scales of 8 bits are applied to weights without rounding, and
-    planes with different scales are not joined.
+    only planes with these, or with the same scale, are joined.
     """
-    several = state.group < state.step
-    scale_first = config.scale_first and state.stored != FLOAT32
-    return replace(config, scale_first=scale_first, joined=config.joined and not several and not scale_first)
+    scale_first = config.scale_first and state.stored != FLOAT32 and state.group < state.k
+    return replace(config, scale_first=scale_first, joined=config.joined and (scale_first or state.group >= state.step))
 
 
 def constants(state: FloatCodesProduct, config: Config, dtype: torch.dtype) -> dict[str, int | bool]:

@@ -1,6 +1,4 @@
-"""y = x W^T for weights that are floats of 8 bits, activations in float16 or bfloat16 (fp8a16).
-
-Constants also describe floats of 4 bits (e2m1), which no scheme is bound to yet.
+"""y = x W^T for weights that are floats of 8 or 4 bits, activations in float16 or bfloat16 (fp8a16, MXFP4, NVFP4).
 
 The layout is that of linear_kernel.py: words of 16 bits with a code in each plane. Codes become floats in registers
 (float_codes.py), and as they have no zero point, products need no sums of activations. Scales are
@@ -21,19 +19,36 @@ import triton.language as tl
 
 from aiakq.kernels.triton.float_codes import float_planes, inverse_of
 from aiakq.kernels.triton.language import INTERPRETED, dot, sum_parts
-from aiakq.kernels.triton.linear_kernel import products
+from aiakq.kernels.triton.linear_kernel import beside, products
 
 
 @triton.jit
-def _scale(stored, SCALES: tl.constexpr):
-    """Return scales of a group as float32."""
-    if SCALES == 1:
-        return ((stored.to(tl.int32) & 0xFF) << 23).to(tl.float32, bitcast=True)
-    elif SCALES == 2:
-        code = stored.to(tl.int32)
-        return (((code & 0x7F) << 20) | (code & -0x80000000)).to(tl.float32, bitcast=True) * (2.0**120)
+def _group(step, PLANE: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr):
+    """Return the group of a plane of a step."""
+    BK: tl.constexpr = 16 // BITS * BKP
+    if GROUP <= BK:
+        return step * (BK // GROUP) + PLANE * BKP // GROUP
     else:
+        return step * BK // GROUP
+
+
+@triton.jit
+def _stored_scales(scales_at, group, N_PADDED: tl.constexpr, SCALES: tl.constexpr):
+    """Load what is stored of the scales of ``group``: of all four of its word, if there are any."""
+    return tl.load(scales_at + (group if SCALES == 0 else group // 4) * N_PADDED)
+
+
+@triton.jit
+def _scale(stored, group, SCALES: tl.constexpr):
+    """Return scales of ``group`` as float32."""
+    if SCALES == 0:
         return stored
+    else:
+        code = (stored >> (group & 3) * 8) & 0xFF
+        if SCALES == 1:
+            return (code << 23).to(tl.float32, bitcast=True)
+        else:
+            return (code << 20).to(tl.float32, bitcast=True) * (2.0**120)
 
 
 @triton.jit
@@ -65,11 +80,15 @@ def _groups_in_step(
     PLANES: tl.constexpr = 16 // BITS
     # Number of planes that share a scale.
     TOGETHER: tl.constexpr = GROUP // BKP
+    if SCALES != 0:
+        stored = _stored_scales(scales_at, _group(step, 0, GROUP, BITS, BKP), N_PADDED, SCALES)
     for plane in tl.static_range(PLANES):
         x = tl.load(x_at + plane * BKP, eviction_policy="evict_last")
         if plane % TOGETHER == 0:
-            group = (step * (PLANES * BKP) + plane * BKP) // GROUP
-            scale = _scale(tl.load(scales_at + group * N_PADDED), SCALES)
+            group = _group(step, plane, GROUP, BITS, BKP)
+            if SCALES == 0:
+                stored = _stored_scales(scales_at, group, N_PADDED, SCALES)
+            scale = _scale(stored, group, SCALES)
             whole = tl.zeros((BN, BM), tl.float32)
         if SCALE_FIRST:
             acc = dot(_scaled(planes[plane], scale, SCALES), x, acc)
@@ -78,6 +97,23 @@ def _groups_in_step(
             if plane % TOGETHER == TOGETHER - 1:
                 acc += scale[:, None] * whole
     return acc
+
+
+@triton.jit
+def _scaled_beside(
+    planes, stored, step, FIRST: tl.constexpr, COUNT: tl.constexpr,
+    GROUP: tl.constexpr, BITS: tl.constexpr, BKP: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """Return COUNT planes from FIRST on side by side, [BN, COUNT BKP], times their scales; see ``_scaled``."""
+    if COUNT == 1:
+        # A plane never spans two groups, nor a step two words of scales.
+        return _scaled(planes[FIRST], _scale(stored, _group(step, FIRST, GROUP, BITS, BKP), SCALES), SCALES)
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        return beside(
+            _scaled_beside(planes, stored, step, FIRST, HALF, GROUP, BITS, BKP, SCALES),
+            _scaled_beside(planes, stored, step, FIRST + HALF, HALF, GROUP, BITS, BKP, SCALES),
+        )
 
 
 @triton.jit
@@ -113,12 +149,17 @@ def floats_loop(
         planes = float_planes(words, BITS, MANTISSA, BF16, HARDWARE, PLAIN)
         if WHOLE:
             acc = products(acc, planes, x_at + step * BK, BITS, BKP, JOINED)
+        elif JOINED and SCALE_FIRST:
+            stored = _stored_scales(scales_at, _group(step, 0, GROUP, BITS, BKP), N_PADDED, SCALES)
+            weights = _scaled_beside(planes, stored, step, 0, 16 // BITS, GROUP, BITS, BKP, SCALES)
+            acc = dot(weights, tl.load(x_at + step * BK, eviction_policy="evict_last"), acc)
         elif GROUP < BK:
             acc = _groups_in_step(
                 acc, planes, x_at + step * BK, scales_at, step, N_PADDED, GROUP, BITS, BKP, BN, BM, SCALES, SCALE_FIRST
             )  # fmt: skip
         else:
-            scale = _scale(tl.load(scales_at + (step * BK // GROUP) * N_PADDED), SCALES)
+            group = _group(step, 0, GROUP, BITS, BKP)
+            scale = _scale(_stored_scales(scales_at, group, N_PADDED, SCALES), group, SCALES)
             if SCALE_FIRST:
                 for plane in tl.static_range(16 // BITS):
                     x = tl.load(x_at + step * BK + plane * BKP, eviction_policy="evict_last")
@@ -137,7 +178,7 @@ def floats_loop(
 def float_codes_kernel(
     x_ptr,  # [M, K]
     words_ptr,  # [N / 64, STEPS, 64, BKP] int16
-    scales_ptr,  # [groups, N] float32, or int8; not with one group
+    scales_ptr,  # [groups, N] float32, or [groups / 4, N] int32; not with one group
     factors_ptr,  # [N] float32: factor of all scales of an output
     bias_ptr,
     y_ptr,  # [M, N]
@@ -228,8 +269,8 @@ def decode_codes_kernel(
     for plane in tl.static_range(PLANES):
         scale = factors
         if GROUP < K:
-            group = (step * BK + plane * BKP) // GROUP
-            scale *= _scale(tl.load(scales_ptr + group * N_PADDED + n), SCALES)
+            group = _group(step, plane, GROUP, BITS, BKP)
+            scale *= _scale(_stored_scales(scales_ptr + n, group, N_PADDED, SCALES), group, SCALES)
         weights = (planes[plane].to(tl.float32) * scale[:, None]).to(FLOAT)
         out = n.to(tl.int64)[:, None] * K + step * BK + plane * BKP + inside[None, :]
         tl.store(out_ptr + out, weights, mask=(n < N)[:, None])

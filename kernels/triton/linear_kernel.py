@@ -127,7 +127,7 @@ def _weights(plane, offset, scale, zero):
 
 
 @triton.jit
-def _beside(a, b):
+def beside(a, b):
     """Return [BN, 2 K] of a, b [BN, K], the columns of ``a`` first; each thread keeps its elements."""
     BN: tl.constexpr = a.shape[0]
     K: tl.constexpr = a.shape[1]
@@ -141,7 +141,7 @@ def codes_beside(planes, FIRST: tl.constexpr, COUNT: tl.constexpr):
         return planes[FIRST]
     else:
         HALF: tl.constexpr = COUNT // 2
-        return _beside(codes_beside(planes, FIRST, HALF), codes_beside(planes, FIRST + HALF, HALF))
+        return beside(codes_beside(planes, FIRST, HALF), codes_beside(planes, FIRST + HALF, HALF))
 
 
 @triton.jit
@@ -157,7 +157,7 @@ def _weights_beside(
         return _weights(planes[FIRST], offset_of(FIRST, BITS, BF16), scale, zero)
     else:
         HALF: tl.constexpr = COUNT // 2
-        return _beside(
+        return beside(
             _weights_beside(planes, grid_at, step, FIRST, HALF, N_PADDED, GROUP, BITS, BKP, BF16),
             _weights_beside(planes, grid_at, step, FIRST + HALF, HALF, N_PADDED, GROUP, BITS, BKP, BF16),
         )

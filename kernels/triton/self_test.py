@@ -21,17 +21,19 @@ from aiakq.kernels.ops.experts import ExpertLayers, Routed, TorchExperts
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.lora import AdapterRows, LoraPart, LoraProblem
 from aiakq.kernels.recurrent_types import ConvolutionSpec, GatedNormProblem, RecurrenceSpec, StateContext
+from aiakq.kernels.triton.self_test_linear import floats4, floats8, relative_error, w8a8, weight_of, weight_only
 from aiakq.kernels.types import (
     ActivationProblem,
     AttentionContext,
     AttentionSpec,
     ExpertsProblem,
     NormProblem,
-    QWeight,
     RotaryTables,
     SamplingProblem,
 )
 
+#: Scheme -> implementation of its linear layers; others are those of "triton".
+KERNELS = {"w8a8": "triton-w8a8", "lut4a16": "triton-floats"}
 #: Relative RMS error above which a kernel is considered wrong, not merely rounded.
 MAX_ERROR = 0.02
 
@@ -70,68 +72,6 @@ def examine(family: str, device: torch.device) -> Verdict:
     return Verdict(f"Triton's {family} kernels are off by {100 * error:.1f} % on this GPU", error)
 
 
-def _error(actual: Tensor, expected: Tensor) -> float:
-    """Return the relative RMS error."""
-    return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
-
-
-def _weight(scheme: str, bits: int, n: int, k: int, group: int, device: torch.device) -> QWeight:
-    generator = torch.Generator().manual_seed(0)
-    codes = torch.randint(1, 2**bits, (n, k), generator=generator).to(torch.uint8)
-    scales = (torch.rand(n, k // group, generator=generator) - 0.5).half() / 32
-    return QWeight(scheme, codes, scales if bits == 4 else scales.float(), group_size=group).to(device)
-
-
-def _weight_only(device: torch.device) -> float:
-    """Check 4-bit weights: one row, split inputs, many rows, and dequantized to memory; in small groups many rows."""
-    from aiakq.kernels.triton.configs import Config
-
-    linear = REGISTRIES["linear"].load("triton")
-    many = ((40, None), (200, None))
-    worst = 0.0
-    for group, sizes in ((128, ((3, None), (16, Config(64, 16, 2, 3, 4)), *many, (1000, None))), (32, many)):
-        weight = _weight("w4a16", 4, 192, 1024, group, device)
-        whole = (weight.codes.float() - 8) * weight.scales.float().repeat_interleave(group, dim=1)
-        for dtype in (torch.float16, torch.bfloat16):
-            state = linear.prepare(weight, weight.problem(dtype, device.type))
-            for m, config in sizes:
-                x = torch.randn(m, 1024, device=device, dtype=dtype)
-                worst = max(worst, _error(linear.run(x, state, config), x.float() @ whole.T))
-    return worst
-
-
-def _floats(device: torch.device) -> float:
-    """Check 8-bit floats with scales per output and in groups: split inputs, many rows, and decoded to memory."""
-    from aiakq.kernels.triton.configs import Config
-
-    linear_floats = REGISTRIES["linear"].load("triton-floats")
-    worst = 0.0
-    for code_type, group in ((torch.float8_e4m3fn, 128), (torch.float8_e4m3fn, 512), (torch.float8_e5m2, 512)):
-        generator = torch.Generator().manual_seed(0)
-        values = torch.randn(192, 512, generator=generator).to(code_type)
-        scales = (torch.rand(192, 512 // group, generator=generator) + 0.5) / 32
-        codes = values.view(torch.uint8)
-        weight = QWeight("fp8a16", codes, scales, group_size=group, code_type=code_type).to(device)
-        whole = values.float().to(device) * weight.scales.repeat_interleave(group, dim=1)
-        for dtype in (torch.float16, torch.bfloat16):
-            state = linear_floats.pack(weight, weight.problem(dtype, device.type))
-            for m, config in ((3, None), (16, Config(64, 16, 2, 3, 2)), (40, None), (200, None), (1000, None)):
-                x = torch.randn(m, 512, device=device, dtype=dtype)
-                worst = max(worst, _error(linear_floats.run(x, state, config), x.float() @ whole.T))
-    return worst
-
-
-def _w8a8(device: torch.device) -> float:
-    """Check 8-bit weights and activations."""
-    linear_int8 = REGISTRIES["linear"].load("triton-w8a8")
-
-    weight = _weight("w8a8", 8, 200, 1024, 1024, device)
-    state = linear_int8.prepare(weight, weight.problem(torch.float16, device.type))
-    whole = (weight.codes.float() - 128) * weight.scales
-    rows = [torch.randn(m, 1024, device=device, dtype=torch.float16) for m in (1, 40, 300)]
-    return max(_error(state(x), x.float() @ whole.T) for x in rows)
-
-
 def _norm(device: torch.device) -> float:
     """Check RMS norms in every layout."""
     from aiakq.kernels.triton.layouts import PackedLayout, QuantizedLayout
@@ -142,19 +82,19 @@ def _norm(device: torch.device) -> float:
     expected = summed * torch.rsqrt(summed.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.float()
     problem = NormProblem("rms", 300, torch.float16, device.type)
     norm = REGISTRIES["norm"].load("triton").prepare(weight, None, 1e-5, problem)
-    worst = _error(norm(x.clone(), residual), expected)
+    worst = relative_error(norm(x.clone(), residual), expected)
     quantized = norm(x.clone(), residual, QuantizedLayout(None))
-    worst = max(worst, _error(quantized.codes * quantized.scales[:, None], expected))
+    worst = max(worst, relative_error(quantized.codes * quantized.scales[:, None], expected))
     order = torch.randperm(300, device=device).to(torch.int32)
     packed = norm(x.clone(), residual, PackedLayout(order, 4, 32, 0, False))
-    return max(worst, _error(packed.rows, expected[:, order]))
+    return max(worst, relative_error(packed.rows, expected[:, order]))
 
 
 def _activation(device: torch.device) -> float:
     """Check a gated activation function."""
     gate, up = (torch.randn(5, 300, device=device, dtype=torch.float16) for _ in range(2))
     silu = REGISTRIES["activation"].load("triton").prepare(ActivationProblem("silu", torch.float16, device.type))
-    return _error(silu.gated(torch.cat((gate, up), dim=1)), torch.nn.functional.silu(gate.float()) * up.float())
+    return relative_error(silu.gated(torch.cat((gate, up), dim=1)), torch.nn.functional.silu(gate.float()) * up.float())
 
 
 def _attention(device: torch.device) -> float:
@@ -204,7 +144,7 @@ def _attended(spec: AttentionSpec, qkv: Tensor, cache: list[Tensor], expected: T
         context = _step(device, [end - begin], [end])
         context.slots, context.page_table = slots[begin:end], pages[None]
         outputs = layer(qkv[begin:end], position[begin:end], cache, context)
-        worst = max(worst, _error(outputs, expected[begin:end]))
+        worst = max(worst, relative_error(outputs, expected[begin:end]))
     return worst
 
 
@@ -264,7 +204,7 @@ def _lora(device: torch.device) -> float:
         product(x, y)
         worst = max(worst, float((y[3] - before[3]).abs().max()))  # a row without an adapter
         errors.append(y - before)
-    return max(worst, _error(*errors))
+    return max(worst, relative_error(*errors))
 
 
 def _convolution(device: torch.device) -> float:
@@ -298,7 +238,7 @@ def _with_states(
         context.states = StateContext([0, 1], [[(0, 2)], [(6, 3), (19, 4)]])
         y = layer(*(x.to(dtype) for x in rows), own, context, **{key: x.to(dtype) for key, x in factors.items()})
         outputs.append((y, own[2:]))
-    return max(_error(ours, theirs) for ours, theirs in zip(*outputs, strict=True))
+    return max(relative_error(ours, theirs) for ours, theirs in zip(*outputs, strict=True))
 
 
 def _gated_norm(device: torch.device) -> float:
@@ -312,7 +252,7 @@ def _gated_norm(device: torch.device) -> float:
             .prepare(weight, 1e-5, GatedNormProblem(300, 100, first, dtype, device.type))
             for name, dtype in (("triton", torch.float16), ("torch", torch.float32))
         )
-        worst = max(worst, _error(ours(x, gate), theirs(x.float(), gate.float())))
+        worst = max(worst, relative_error(ours(x, gate), theirs(x.float(), gate.float())))
     return worst
 
 
@@ -326,7 +266,7 @@ def _sampling(device: torch.device) -> float:
         sampler = REGISTRIES["sampling"].load(name).prepare(SamplingProblem(torch.float32, device.type))
         sampler.mask(masked, rows, bits)
         errors.append(masked.clamp(min=-100))
-    return _error(*errors)
+    return relative_error(*errors)
 
 
 def _sorted_pairs(device: torch.device) -> float:
@@ -340,7 +280,7 @@ def _sorted_pairs(device: torch.device) -> float:
     numbers = torch.full_like(blocks.experts, -1)
     numbers[: len(pairs) // 8] = torch.cat([torch.full((-(-len(each) // 8),), at) for at, each in enumerate(own)])
     found = torch.cat((blocks.pairs.flatten()[: len(pairs)], blocks.experts))
-    return _error(found, torch.cat((pairs, numbers)))
+    return relative_error(found, torch.cat((pairs, numbers)))
 
 
 def _experts(device: torch.device) -> float:
@@ -349,7 +289,7 @@ def _experts(device: torch.device) -> float:
     from aiakq.kernels.triton.experts import TritonExperts
 
     count, hidden, width, worst = 5, 192, 128, _sorted_pairs(device)
-    for scheme, bits, group in (("w16", 16, 0), ("w4a16", 4, 64), ("w8a8", 8, 0)):
+    for scheme, bits, group in (("w16", 16, 0), ("w4a16", 4, 64), ("lut4a16", 4, 32), ("w8a8", 8, 0)):
         layers: list[list[LinearLayer]] = [[], []]
         exact: list[list[LinearLayer]] = [[], []]
         for number in range(2 * count):
@@ -358,8 +298,8 @@ def _experts(device: torch.device) -> float:
                 floats = torch.randn(n, k, device=device) / k**0.5
                 layer, reference = TorchDense(floats.half()), TorchDense(floats)
             else:
-                weight = _weight(scheme, bits, n, k, group or k, device)
-                names = "triton-w8a8" if scheme == "w8a8" else "triton", "reference"
+                weight = weight_of(scheme, bits, n, k, group or k, device)
+                names = KERNELS.get(scheme, "triton"), "reference"
                 layer, reference = (
                     REGISTRIES["linear"].load(name).prepare(weight, weight.problem(dtype, device.type))
                     for name, dtype in zip(names, (torch.float16, torch.float32), strict=True)
@@ -380,7 +320,7 @@ def _experts(device: torch.device) -> float:
             ]
             assert all(isinstance(share, TritonExperts) for share in shares)
             found = [share.weighted_sums(share.outputs(x, routed, zeros=False), routed, own=True) for share in shares]
-            worst = max(worst, _error(found[0] + found[1], expected))
+            worst = max(worst, relative_error(found[0] + found[1], expected))
     return worst
 
 
@@ -410,11 +350,11 @@ def _gptq(device: torch.device, n: int = 20, length: int = 40, count: int = 24) 
         if sweep:
             targets = old[:count] + 0.5 * (weight[:count] - (change[:count] - own))
             rest = weight - change
-            worst = max(worst, _error(old[:count] + block[:count], new), _error(values[:count], new))
+            worst = max(worst, relative_error(old[:count] + block[:count], new), relative_error(values[:count], new))
         else:
             targets, rest = new + own, weight - change
-            worst = max(worst, _error(new, rest[:count]))
-        worst = max(worst, _error(block[count:], rest[count:]))
+            worst = max(worst, relative_error(new, rest[:count]))
+        worst = max(worst, relative_error(block[count:], rest[count:]))
         nearest = ((targets / scales[groups]).round() + 8).clamp(0, 15)
         worst = max(worst, float((nearest != codes.flip(0)).float().mean()))
     cost = torch.rand(length, generator=make).to(device)
@@ -429,9 +369,10 @@ def _gptq(device: torch.device, n: int = 20, length: int = 40, count: int = 24) 
 
 #: Family -> its check, which returns the maximum error on a device.
 FAMILIES: dict[str, Callable[[torch.device], float]] = {
-    "weight-only linear": _weight_only,
-    "float linear": _floats,
-    "w8a8 linear": _w8a8,
+    "weight-only linear": weight_only,
+    "float linear": floats8,
+    "4-bit float linear": floats4,
+    "w8a8 linear": w8a8,
     "norm": _norm,
     "activation": _activation,
     "attention": _attention,

@@ -11,7 +11,15 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 QUICK = ["norm", "activation", "gated norm", "sampling", "convolution", "recurrence", "attention", "GPTQ"]
-LONG = ["w8a8 linear", "float linear", "latent attention", "experts", "LoRA", "weight-only linear"]
+LONG = [
+    "w8a8 linear",
+    "float linear",
+    "4-bit float linear",
+    "latent attention",
+    "experts",
+    "LoRA",
+    "weight-only linear",
+]
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from aiakq.formats.gguf_model.keys import Metadata
 from aiakq.formats.gguf_model.sources import TensorPart, TensorSource, joined
 from aiakq.formats.model_folder import some_of
 from aiakq.formats.safetensors_file import TensorInfo
+from aiakq.formats.stacked_experts import StackedExperts
 from aiakq.kernels.types import QWeight
 
 #: Tensors that models use as tables or for routing, not as linears.
@@ -43,11 +44,12 @@ class BlockInfo(TensorInfo):
         return self.shape[0] * KINDS[NUMBERS[self.dtype]].row_bytes(self.shape[1])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StackInfo(TensorInfo):
     """The header of a stack of experts as the checkpoint has it, which the file holds in ``stored`` bytes of blocks."""
 
-    stored: int = 0
+    experts: StackedExperts
+    stored: int
 
     @property
     def nbytes(self) -> int:
@@ -83,9 +85,14 @@ class ModelTensors:
             packed = found._packed_kind(name, source, shape)
             if packed is not None:
                 found.inventory[name] = BlockInfo(packed.name, shape, first.file, first.offset)
-            elif source.experts and found._stack_kind(source) is not None:
+            elif source.experts and (kind := found._stack_kind(source)) is not None:
                 stored = sum(file.tensors[part.tensor].nbytes for part in source.parts)
-                found.inventory[name] = StackInfo("F32", shape, first.file, first.offset, stored=stored)
+                # Blocks run along the inputs, which the checkpoint may have in front of the outputs.
+                count, k = shape[0], first.shape[-1]
+                experts = StackedExperts(count, math.prod(shape) // (count * k), k, LAYOUTS[kind.name].spec)
+                found.inventory[name] = StackInfo(
+                    dtype="F32", shape=shape, file=first.file, offset=first.offset, experts=experts, stored=stored
+                )
             else:
                 found.inventory[name] = TensorInfo(found._float_dtype(source), shape, first.file, first.offset)
         return found
@@ -184,9 +191,9 @@ class ModelTensors:
         return kind if len(kinds) == 1 and (kind := next(iter(kinds))).name in LAYOUTS else None
 
     @property
-    def stacked_weights(self) -> int:
-        """Number of weights of experts that ``experts`` yields."""
-        return sum(math.prod(info.shape) for info in self.inventory.values() if isinstance(info, StackInfo))
+    def stacked_experts(self) -> list[StackedExperts]:
+        """What ``experts`` yields, by tensor."""
+        return [info.experts for info in self.inventory.values() if isinstance(info, StackInfo)]
 
     def _table_kind(self, name: str) -> Kind | None:
         """Return the kind of blocks of an embedding, or None."""

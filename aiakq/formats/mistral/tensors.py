@@ -189,7 +189,7 @@ class MistralTensors:
     def experts(self, name: str) -> None:
         """Return nothing, as ``table``."""
 
-    stacked_weights = 0
+    stacked_experts = ()
 
     def changed_files(self) -> list[str]:
         """Return the files that have changed since they were opened."""

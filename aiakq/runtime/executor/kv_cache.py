@@ -76,13 +76,12 @@ def _checked_bytes(given: int, free: int) -> int:
 def memory_for_pages(config: EngineConfig, model: Model, free: int) -> float:
     """Return the bytes for pages if ``free`` bytes are left beside the weights; negative if there is no room for less.
 
-    The fraction of --gpu-memory-utilization applies to what the weights leave, less the activations of one step and the
-    states of recurrent layers.
+    The fraction of --gpu-memory-utilization applies to what the weights leave, less the activations of one step, those
+    of all of a token's experts among them, and the states of recurrent layers.
     """
     scheduler = config.scheduler
-    activations = scheduler.max_num_batched_tokens * config.model.intermediate_size * 16 + scheduler.max_num_seqs * (
-        config.model.vocab_size * 16
-    )
+    row = max(config.model.intermediate_size * 16, model.mixture_elements() * config.device.dtype.itemsize)
+    activations = scheduler.max_num_batched_tokens * row + scheduler.max_num_seqs * config.model.vocab_size * 16
     return free * config.cache.gpu_memory_utilization - activations - state_bytes(model, scheduler.max_num_seqs)
 
 

@@ -194,6 +194,10 @@ class TransformersModel(Model):
         """Return 0: models with states other than keys and values are refused."""
         return 0
 
+    def mixture_elements(self) -> int:
+        """Return 0: experts of transformers compute the rows of one after the other."""
+        return 0
+
     def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
         """See Model.new_caches."""
         return [self.ops.new_cache(spec, pages, page_size) for spec in self._specs]

@@ -115,6 +115,8 @@ class SparseMLP:
     shared        shared expert, which every token uses, or None.
     shared_gate   gate of the shared expert, which is weighted by ``sigmoid(shared_gate(x))``; None for no weight.
     weigh_inputs  whether the weight is applied to the input of an expert instead of its output (Llama 4).
+    width         intermediate size of an expert.
+    hidden        size of its inputs and outputs.
     """
 
     router: Callable[[Tensor], Tensor]
@@ -124,6 +126,15 @@ class SparseMLP:
     shared: Callable[[Tensor], Tensor] | None = None
     shared_gate: LinearLayer | None = None
     weigh_inputs: bool = False
+    width: int = 0
+    hidden: int = 0
+
+    @property
+    def elements_per_token(self) -> int:
+        """Number of activations per token that exist at once, beside its input: inputs and outputs of its experts, the
+        gate and up projections, and their product.
+        """
+        return self.routing.top_k * (3 * self.width + 2 * self.hidden)
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """Return None, since rows are sorted by expert first."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.contradictions import contradictions
-from aiakq.formats.mxfp4 import packed_bytes
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.kernels.selection import BACKENDS
@@ -13,7 +12,7 @@ from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.loader.dummy_weights import DummyWeights
 from aiakq.runtime.loader.required import check_inventory
 from aiakq.runtime.loader.rounding import RoundingAtLoad
-from aiakq.runtime.loader.stored_problem import stored_problem
+from aiakq.runtime.loader.stored_problem import stacked_problem, stacks, stored_problem
 from aiakq.runtime.loader.weights import CheckpointWeights as CheckpointWeights
 
 #: Implementations that compute on quantized weights, which ``--dequantize always`` excludes.
@@ -83,7 +82,11 @@ def _floats_without_kernel(config: EngineConfig, checkpoint: Checkpoint) -> floa
         return 0.0
     spec, ops = config.spec, operations(config)
     specs = [] if spec is None else [spec.layer, *(layer for _, layer in spec.layers if layer is not None)]
-    sizes = _fused_experts(config, checkpoint)
+    width = config.device.dtype.itemsize
+    sizes = 0.0
+    for experts in stacks(checkpoint):
+        selection, _ = ops.select("linear", stacked_problem(experts, ops))
+        sizes += 0 if selection.name in QUANTIZED else experts.weights * width
     if config.load.rounds or not any(layer.is_float for layer in specs):
         return sizes
     for prefix in checkpoint.quantized_linears():
@@ -98,13 +101,8 @@ def _expanded(config: EngineConfig, checkpoint: Checkpoint) -> float:
     if config.load.rounds and config.spec is not None:
         return sum(RoundingAtLoad(checkpoint, config.spec).weights().values()) * config.device.dtype.itemsize
     prefixes = checkpoint.quantized_linears() if config.spec is not None else ()
-    return _fused_experts(config, checkpoint) + sum(_size_of(config, checkpoint, prefix) for prefix in prefixes)
-
-
-def _fused_experts(config: EngineConfig, checkpoint: Checkpoint) -> float:
-    """Return the bytes of experts that are stored in one tensor, in the dtype of activations."""
-    stacked = 0 if checkpoint.foreign is None else checkpoint.foreign.stacked_weights
-    return (packed_bytes(checkpoint.inventory) * 2.0 + stacked) * config.device.dtype.itemsize
+    stacked = sum(experts.weights for experts in stacks(checkpoint)) * config.device.dtype.itemsize
+    return stacked + sum(_size_of(config, checkpoint, prefix) for prefix in prefixes)
 
 
 def _size_of(config: EngineConfig, checkpoint: Checkpoint, prefix: str) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.input_rounding import scheme_of_kernel
+from aiakq.formats.mxfp4 import stacked_experts
+from aiakq.formats.stacked_experts import StackedExperts
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.types import LinearProblem
 
@@ -30,4 +32,29 @@ def stored_problem(checkpoint: Checkpoint, name: str, ops: Ops) -> LinearProblem
         static_input=dimensions.static_input,
         dtype=ops.dtype,
         device=ops.device_type,
+        table=spec.table,
+    )
+
+
+def stacks(checkpoint: Checkpoint) -> list[StackedExperts]:
+    """Return the quantized experts that are stored in one tensor."""
+    foreign = () if checkpoint.foreign is None else checkpoint.foreign.stacked_experts
+    return [*stacked_experts(checkpoint.inventory), *foreign]
+
+
+def stacked_problem(experts: StackedExperts, ops: Ops) -> LinearProblem:
+    """Return the problem of one of ``experts`` on the device of ``ops``."""
+    return LinearProblem(
+        scheme=experts.scheme,
+        n=experts.n,
+        k=experts.k,
+        group_size=experts.layer.group_size,
+        has_zeros=False,
+        has_perm=False,
+        has_bias=True,
+        static_input=False,
+        dtype=ops.dtype,
+        device=ops.device_type,
+        has_offsets=not experts.layer.symmetric,
+        table=experts.layer.table,
     )

@@ -399,6 +399,10 @@ class Decoder:
         """See Model.state_bytes."""
         return sum(block.attention.state_bytes() for block in self.blocks)
 
+    def mixture_elements(self) -> int:
+        """See Model.mixture_elements."""
+        return max((getattr(block.mlp, "elements_per_token", 0) for block in self.blocks), default=0)
+
     def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
         """See Model.new_caches."""
         return [block.attention.new_cache(pages, page_size, state_rows) for block in self.blocks]

@@ -54,7 +54,7 @@ class GptOssBuilder(DecoderBuilder):
         )
         experts = self.ops.experts(list(zip(first, second, strict=True)), act)
         routing = SoftmaxRouting(top_k, normalize=True)
-        return SparseMLP(router, experts, count, routing)
+        return SparseMLP(router, experts, count, routing, width=F, hidden=D)
 
     def experts(self, name: str, count: int, n: int, k: int, order: Tensor | None) -> list[LinearLayer]:
         """Return a linear layer with N outputs and K inputs per expert; ``order`` [N] permutes the outputs."""

@@ -32,6 +32,8 @@ class GraniteMoeBuilder(GraniteBuilder):
             experts=self.ops.experts(fused_experts(weights, both, down), act),
             count=count,
             routing=routing,
+            width=F,
+            hidden=D,
         )
 
 

@@ -82,6 +82,11 @@ class Model(Protocol):
     def state_bytes(self) -> int:
         """Return the bytes of one sequence's states in all recurrent layers; 0 if there are none."""
 
+    def mixture_elements(self) -> int:
+        """Return the most activations of one token, beside its own row, that a mixture of experts has at once; 0
+        without experts.
+        """
+
     def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
         """Allocate the KV cache of every layer, filled with zeros; for a recurrent layer, ``state_rows`` states.
 

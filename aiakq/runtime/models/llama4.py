@@ -102,6 +102,8 @@ class Llama4Builder(DecoderBuilder):
             experts=self.ops.experts(fused_experts(self.weights, both.mT, down.mT), act),
             count=count,
             routing=TopSigmoidRouting(top_k, self.ops.activation("sigmoid")),
+            width=F,
+            hidden=D,
             shared=gated(config, self.weights, f"{prefix}.shared_expert", F),
             weigh_inputs=True,
         )

@@ -65,6 +65,8 @@ class Mixture:
             experts=weights.ops.experts(experts, act),
             count=self.count,
             routing=self.routing,
+            width=self.width,
+            hidden=D,
         )
 
     def _separate(self, prefix: str, number: int, D: int, weights: Weights) -> tuple[LinearLayer, LinearLayer]:

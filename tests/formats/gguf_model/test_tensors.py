@@ -119,8 +119,9 @@ def test_stacked_experts_are_there_as_blocks_with_gates_first(kind, quantized):
     assert checkpoint.foreign is not None
     for name in ("model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"):
         floats = checkpoint.tensor(name).float()
-        packed = checkpoint.foreign.experts(name)
-        assert packed is not None
+        packed = list(checkpoint.foreign.experts(name) or ())
+        stacked = {(each.count, each.n, each.k, each.layer.table) for each in checkpoint.foreign.stacked_experts}
+        assert (len(packed), packed[0].n, packed[0].k, "e2m1" if kind == "MXFP4" else None) in stacked
         for each, wanted in zip(packed, floats, strict=True):
             wanted = wanted.T if "down" in name else torch.cat([wanted.T[0::2], wanted.T[1::2]])
             assert torch.equal(dequantize(each, torch.float32), wanted)

@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from compile_floats import Kind
 from compiling import Compiled
 from triton.runtime.jit import MockTensor
 
 from aiakq.kernels.triton import experts, experts_kernel, linear
+from aiakq.kernels.triton.float_scales import E8M0
 
 K, N = 4096, 4096
+#: Small floats; those of 4 bits with the number of inputs of GPT-OSS.
+FLOATS = {"fp8a16": Kind(8, 128), "mxfp4": Kind(4, 32, E8M0, 2880)}
 #: Name -> bits, the table with its launches, and the inputs of a step.
 KINDS = {
-    "fp8a16": (8, "float_codes", 128),
+    **{name: (kind.bits, "float_codes", kind.step) for name, kind in FLOATS.items()},
     "w4a16": (4, "grouped", 128),
     "bf16": (16, "floats", 64),
     "w8a8": (8, "integers", 128),
@@ -30,7 +34,7 @@ def expert_kernels(
         for most, entry in launches(arch, table, bits):
             bn, bm, warps, stages, *words = entry
             common = {"SHARE": 8, "BN": bn, "BM": bm, "STAGES": stages, "BIAS": False, "num_warps": warps}
-            made = compiled(*_product(kind, arch), **_constants(kind, words), **common)
+            made = compiled(*_product(kind, arch), **_constants(kind, arch, words), **common)
             matrix = tensor_core(arch, warps, kind == "w8a8")
             weights = bn * step / (warps * 32)
             yield described(f"experts {kind} m{most}", "experts", arch, int(most), made, weights, matrix)
@@ -43,8 +47,8 @@ def _product(kind: str, arch: int) -> tuple[Any, ...]:
     if kind == "w4a16":
         inputs = (x, floats, numbers, numbers, words, numbers, floats, x, x, K, 1024, N, 7, N)
         return (experts_kernel.experts_words_kernel, arch, *inputs)
-    if kind == "fp8a16":
-        inputs = (x, numbers, numbers, words, floats, floats, x, x, K, N, 7, N)
+    if kind in FLOATS:
+        inputs = (x, numbers, numbers, words, FLOATS[kind].scale_tensor(), floats, x, x, FLOATS[kind].k, N, 7, N)
         return (experts_kernel.experts_codes_kernel, arch, *inputs)
     if kind == "bf16":
         return experts_kernel.experts_floats_kernel, arch, x, numbers, numbers, x, x, x, K, N, 7, N, K // 64
@@ -52,15 +56,15 @@ def _product(kind: str, arch: int) -> tuple[Any, ...]:
     return (experts_kernel.experts_integers_kernel, arch, *inputs)
 
 
-def _constants(kind: str, words: list[str | int]) -> dict[str, Any]:
+def _constants(kind: str, arch: int, words: list[str | int]) -> dict[str, Any]:
     if kind == "w4a16":
         switches = {"SCALE_FIRST": "scale_first" in words, "JOINED": "joined" in words, "PLAIN": False}
         plane = linear.inputs_per_plane(K, 128, 4)
         return {"N_PADDED": N, "STEPS": K // 128, "GROUP": 128, "BITS": 4, "BKP": plane, **switches}
-    if kind == "fp8a16":
-        switches = {"SCALE_FIRST": False, "JOINED": "joined" in words, "HARDWARE": False, "PLAIN": False}
-        fixed = {"N_PADDED": N, "STEPS": K // 128, "GROUP": 128, "GROUPS": K // 128, "BITS": 8, "MANTISSA": 3}
-        return fixed | {"SCALES": 0, "BKP": 64} | switches
+    if kind in FLOATS:
+        own = FLOATS[kind]
+        rows = own.k // own.group if own.bits == 8 else -(-own.k // own.group // 4)
+        return own.constants(arch, "bf16", words) | {"GROUPS": rows}
     if kind == "bf16":
         return {"K": K, "BK": 64}
     return {"N_PADDED": N, "K": K, "BK": 128, "WEIGHTS_LEFT": "weights_left" in words}

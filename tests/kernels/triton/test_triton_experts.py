@@ -17,6 +17,7 @@ from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear, RoundedInputs
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.row_parallel import SummedExperts
 from aiakq.kernels.ops.sharded import ShardedExperts, shares
+from aiakq.kernels.tables import TABLES
 from aiakq.kernels.triton import experts, experts_kernel, linear, linear_floats, linear_int8
 from aiakq.kernels.triton.activation import TritonActivation
 from aiakq.kernels.triton.language import INTERPRETED
@@ -28,7 +29,17 @@ from aiakq.runtime.models.phimoe import SparseMixerRouting
 HIDDEN, WIDTH = 128, 64
 DTYPES = [torch.float16, torch.bfloat16]
 #: Scheme -> stored bits and group, or None for floats.
-SCHEMES = {"floats": None, "fp8a16": 64, "fp8a8": 64, "w4a16": 64, "w2a16": 64, "w3a16": 32, "w8a16": 128, "w8a8": 64}
+SCHEMES = {
+    "floats": None,
+    "fp8a16": 64,
+    "fp8a8": 64,
+    "mxfp4": 32,
+    "w4a16": 64,
+    "w2a16": 64,
+    "w3a16": 32,
+    "w8a16": 128,
+    "w8a8": 64,
+}
 
 
 def make_layer(scheme: str, n: int, k: int, dtype, device, seed: int, bias: bool, **changes) -> tuple[Any, LinearLayer]:
@@ -48,6 +59,13 @@ def make_layer(scheme: str, n: int, k: int, dtype, device, seed: int, bias: bool
         exact = TorchDense(dequantize(weight), None if offset is None else offset.float())
         prepared = linear_floats.prepare(weight.to(device), weight.problem(dtype, device.type))
         return prepared, RoundedInputs(exact, None, weight.rounding) if scheme == "fp8a8" else exact
+    if scheme == "mxfp4":
+        codes = torch.randint(0, 16, (n, k), generator=draw).to(torch.uint8)
+        scales = torch.exp2(torch.randint(-7, -4, (n, k // 32), generator=draw).float())
+        table = torch.tensor(TABLES["e2m1"])
+        weight = QWeight("lut4a16", codes, scales, bias=offset, group_size=32, table=table)
+        exact = TorchDense(dequantize(weight), None if offset is None else offset.float())
+        return linear_floats.prepare(weight.to(device), weight.problem(dtype, device.type)), exact
     bits, group = int(scheme[1]), k if scheme == "w8a8" else min(SCHEMES[scheme], k)
     signs = torch.randn(n, k // group, generator=draw).sign()
     weight = QWeight(
@@ -158,7 +176,7 @@ def test_blocks_of_many_rows(bits, mean, device, close, monkeypatch):
 @pytest.mark.parametrize("mean", [20, 100, 300])
 def test_blocks_of_many_rows_of_integers_and_floats(mean, device, close, monkeypatch):
     monkeypatch.setattr(experts, "mean_rows", lambda routed: mean)
-    for scheme in ("w8a8", "floats"):
+    for scheme in ("w8a8", "floats", "mxfp4"):
         check(scheme, 3, 2, 5, torch.float16, device, close)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checkpoint_copies import with_signed_scales
+from checkpoint_copies import with_mxfp4_experts, with_signed_scales
 
 from aiakq import LLM, SamplingParams
 from aiakq.kernels.selection import BACKENDS
 from aiakq.kernels.triton import linear, linear_int8
+from aiakq.kernels.triton.experts import TritonExperts
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.runtime.layers.experts import SparseMLP
@@ -121,21 +122,34 @@ def test_quantized_models_give_the_tokens_of_the_cpu(
     assert len(prepared) == steps * llm.config.model.num_layers
 
 
-@pytest.mark.parametrize("settings", [{}, {"activation_bits": 16}, {"activation_scales": "tensor"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"activation_bits": 16}, {"activation_scales": "tensor"}, {"method": "nvfp4"}],
+    ids=str,
+)
 def test_small_floats_stay_codes_and_give_the_tokens_of_the_cpu(settings, device, on_triton, tiny_model, tmp_path):
-    """Per token and channel, weights alone, and stored scales of activations."""
+    """Per token and channel, weights alone, and stored scales of activations; and 4 bits."""
     out, ids = tmp_path / "out", tmp_path / "ids.txt"
     ids.write_text("\n".join(" ".join(str(3 + (7 * row + at) % 300) for at in range(32)) for row in range(8)))
-    options = QuantizeOptions(
-        str(tiny_model("LlamaForCausalLM")), str(out), "fp8", token_ids=ids, seqlen=32, evaluate=False, **settings
-    )
-    quantize_checkpoint(options)
-    _, wanted = answers(out, CPU)
+    settings = {"method": "fp8", "token_ids": ids, "seqlen": 32, "evaluate": False, **settings}
+    quantize_checkpoint(QuantizeOptions(str(tiny_model("LlamaForCausalLM")), str(out), **settings))
+    _, wanted = answers(out, CPU, cpu_math="exact")
     on_triton()
     llm, found = answers(out, device)
     facts = llm.engine.facts["linear layers"]
-    assert "triton-floats" in facts and "decoded" not in facts
+    assert "triton-floats" in facts and "decoded" not in str(llm.engine.facts)
     compare(found, wanted, 0.1)
+
+
+def test_experts_in_mxfp4_stay_codes_and_give_the_tokens_of_the_cpu(device, on_triton, tiny_model, tmp_path):
+    folder = with_mxfp4_experts(tiny_model("GptOssForCausalLM"), tmp_path / "codes")
+    _, wanted = answers(folder, CPU, cpu_math="exact")
+    on_triton()
+    llm, found = answers(folder, device)
+    assert "decoded" not in str(llm.engine.facts)
+    experts = [block.mlp.experts for block in llm.engine.executor.runner.model.blocks]
+    assert all(isinstance(each, TritonExperts) and each.host_reason is None for each in experts)
+    compare(found, wanted, 0.05)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from aiakq.kernels.triton.recurrence import TritonRecurrence
 
 @pytest.mark.parametrize("family", self_test.FAMILIES)
 def test_every_family_agrees_with_torch(family, device):
-    if family in ("weight-only linear", "float linear") and device.type != "cuda":
+    if family in ("weight-only linear", "float linear", "4-bit float linear") and device.type != "cuda":
         pytest.skip("minutes in the interpreter; test_triton_linear.py and its like have smaller problems")
     torch.manual_seed(0)
     found = self_test.examine(family, device)

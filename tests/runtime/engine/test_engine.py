@@ -50,6 +50,9 @@ class CountingModel:
     def state_bytes(self):
         return 0
 
+    def mixture_elements(self):
+        return 0
+
     def new_caches(self, pages, page_size, state_rows=1):
         spec = AttentionSpec(1, 1, 1, 1.0)
         return [new_cache(spec.problem(torch.float32, torch.float32, "cpu"), pages, page_size, torch.device("cpu"))]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_copies import packed_mxfp4 as packed
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -19,14 +20,6 @@ from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.runtime.build.model_loader import load_model
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.inspect.inspection import inspect_checkpoint
-
-
-def packed(count: int, n: int, k: int) -> tuple[Tensor, Tensor]:
-    """Random blocks [E, N, K / 32, 16] and scales [E, N, K / 32] uint8, of weights of about the usual size."""
-    draw = torch.Generator().manual_seed(count * n * k)
-    blocks = torch.randint(0, 256, (count, n, k // 32, 16), dtype=torch.uint8, generator=draw)
-    scales = torch.randint(121, 125, (count, n, k // 32), dtype=torch.uint8, generator=draw)
-    return blocks, scales
 
 
 def of_transformers(blocks: Tensor, scales: Tensor) -> Tensor:
