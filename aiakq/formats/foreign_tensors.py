@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from aiakq.formats.expert_stack import ExpertStack
 from aiakq.formats.safetensors_file import TensorInfo
-from aiakq.formats.stacked_experts import StackedExperts
 from aiakq.kernels.types import QWeight
 
 
@@ -49,7 +49,7 @@ class ForeignTensors(Protocol):
         """Yield the linears [N, K] of the experts stacked in a tensor; None if they are not stored as blocks."""
 
     @property
-    def stacked_experts(self) -> Sequence[StackedExperts]:
+    def stacked_experts(self) -> Sequence[ExpertStack]:
         """What ``experts`` yields, by tensor."""
 
     def changed_files(self) -> list[str]:

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from aiakq.formats import float4
+from aiakq.formats.expert_stack import ExpertStack
 from aiakq.formats.safetensors_file import TensorInfo
-from aiakq.formats.stacked_experts import StackedExperts
 from aiakq.kernels.types import QWeight
 from aiakq.spec import LayerSpec
 
@@ -44,9 +44,9 @@ def read_experts(blocks: Tensor, scales: Tensor, biases: Tensor, name: str, rows
         yield weight if rows is None else weight.with_rows(rows)
 
 
-def stacked_experts(inventory: Mapping[str, TensorInfo]) -> list[StackedExperts]:
+def stacked_experts(inventory: Mapping[str, TensorInfo]) -> list[ExpertStack]:
     """Return the experts of each tensor of codes."""
     layer = LayerSpec(4, GROUP, table=float4.TABLE, scale_type="e8m0")
     infos = (info for name, info in inventory.items() if name.endswith("_blocks") and info.dtype == "U8")
     shapes = (tuple(info.shape) for info in infos if len(info.shape) == 4)
-    return [StackedExperts(count, n, groups * 2 * size, layer) for count, n, groups, size in shapes]
+    return [ExpertStack(count, n, groups * 2 * size, layer) for count, n, groups, size in shapes]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import AiakqError, error
+from aiakq.formats.expert_stack import ExpertStack
 from aiakq.formats.gguf.blocks import LAYOUTS
 from aiakq.formats.gguf.decoding import PLAIN, check_kind, read_blocks, read_floats
 from aiakq.formats.gguf.file import GGUFFile
@@ -28,7 +29,6 @@ from aiakq.formats.gguf_model.keys import Metadata
 from aiakq.formats.gguf_model.sources import TensorPart, TensorSource, joined
 from aiakq.formats.model_folder import some_of
 from aiakq.formats.safetensors_file import TensorInfo
-from aiakq.formats.stacked_experts import StackedExperts
 from aiakq.kernels.types import QWeight
 
 #: Tensors that models use as tables or for routing, not as linears.
@@ -48,7 +48,7 @@ class BlockInfo(TensorInfo):
 class StackInfo(TensorInfo):
     """The header of a stack of experts as the checkpoint has it, which the file holds in ``stored`` bytes of blocks."""
 
-    experts: StackedExperts
+    experts: ExpertStack
     stored: int
 
     @property
@@ -89,7 +89,7 @@ class ModelTensors:
                 stored = sum(file.tensors[part.tensor].nbytes for part in source.parts)
                 # Blocks run along the inputs, which the checkpoint may have in front of the outputs.
                 count, k = shape[0], first.shape[-1]
-                experts = StackedExperts(count, math.prod(shape) // (count * k), k, LAYOUTS[kind.name].spec)
+                experts = ExpertStack(count, math.prod(shape) // (count * k), k, LAYOUTS[kind.name].spec)
                 found.inventory[name] = StackInfo(
                     dtype="F32", shape=shape, file=first.file, offset=first.offset, experts=experts, stored=stored
                 )
@@ -191,7 +191,7 @@ class ModelTensors:
         return kind if len(kinds) == 1 and (kind := next(iter(kinds))).name in LAYOUTS else None
 
     @property
-    def stacked_experts(self) -> list[StackedExperts]:
+    def stacked_experts(self) -> list[ExpertStack]:
         """What ``experts`` yields, by tensor."""
         return [info.experts for info in self.inventory.values() if isinstance(info, StackInfo)]
 

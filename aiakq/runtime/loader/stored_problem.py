@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.expert_stack import ExpertStack
 from aiakq.formats.input_rounding import scheme_of_kernel
 from aiakq.formats.mxfp4 import stacked_experts
-from aiakq.formats.stacked_experts import StackedExperts
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.types import LinearProblem
 
@@ -36,13 +36,13 @@ def stored_problem(checkpoint: Checkpoint, name: str, ops: Ops) -> LinearProblem
     )
 
 
-def stacks(checkpoint: Checkpoint) -> list[StackedExperts]:
+def stacks(checkpoint: Checkpoint) -> list[ExpertStack]:
     """Return the quantized experts that are stored in one tensor."""
     foreign = () if checkpoint.foreign is None else checkpoint.foreign.stacked_experts
     return [*stacked_experts(checkpoint.inventory), *foreign]
 
 
-def stacked_problem(experts: StackedExperts, ops: Ops) -> LinearProblem:
+def stacked_problem(experts: ExpertStack, ops: Ops) -> LinearProblem:
     """Return the problem of one of ``experts`` on the device of ``ops``."""
     return LinearProblem(
         scheme=experts.scheme,

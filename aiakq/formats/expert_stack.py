@@ -1,4 +1,4 @@
-"""StackedExperts: quantized linears of experts that a checkpoint holds in one tensor."""
+"""ExpertStack: quantized linears of experts that a checkpoint holds in one tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiakq.spec import LayerSpec
 
 
 @dataclass(frozen=True)
-class StackedExperts:
+class ExpertStack:
     """``count`` linears with N outputs and K inputs each, quantized as ``layer`` says."""
 
     count: int
