@@ -86,7 +86,10 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens, pending ones included, whose keys and values are still to be computed."""
-        return min(len(self.token_ids) + self.num_pending_tokens, self.num_needed_tokens) - self.num_computed_tokens
+        num_tokens = len(self.token_ids)
+        if self.pending_chunks:
+            num_tokens += self.num_pending_tokens
+        return min(num_tokens, self.num_needed_tokens) - self.num_computed_tokens
 
     @property
     def max_draft_tokens(self) -> int:
