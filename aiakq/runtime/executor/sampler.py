@@ -270,7 +270,7 @@ def _penalized(logits: Tensor, columns: SamplerColumns, changed: list[int]) -> M
     else:
         table.follow()
     every = changed + rows
-    copies = table.copies(len(changed))
+    copies = torch.empty(len(every) + 1, vocab, dtype=logits.dtype, device=logits.device)  # one is spare for the table
     torch.index_select(logits, 0, on_device(every, logits.device), out=copies[:-1])
     if changed:
         _modify(ModifiedLogits(changed, copies[: len(changed)]), columns)
