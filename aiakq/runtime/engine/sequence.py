@@ -251,7 +251,8 @@ class SteadySequences:
     slots      of them, which they keep while they are steady.
     token_ids  the lists to which their tokens are appended.
     end_ids    tokens that end any of them.
-    others     see ``ContinuedOutputs``.
+
+    The other columns are those of ``ContinuedOutputs``.
     """
 
     def __init__(self, sequences: list[Sequence]) -> None:
