@@ -87,7 +87,10 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens, pending ones included, whose keys and values are still to be computed."""
-        return min(len(self.token_ids) + self.num_pending_tokens, self.num_needed_tokens) - self.num_computed_tokens
+        num_tokens = len(self.token_ids)
+        if self.pending_chunks:
+            num_tokens += self.num_pending_tokens
+        return min(num_tokens, self.num_needed_tokens) - self.num_computed_tokens
 
     @property
     def max_draft_tokens(self) -> int:
@@ -259,7 +262,8 @@ class SteadySequences:
     slots      of them, which they keep while they are steady.
     token_ids  the lists to which their tokens are appended.
     end_ids    tokens that end any of them.
-    others     see ``ContinuedOutputs``.
+
+    The other columns are those of ``ContinuedOutputs``.
     """
 
     def __init__(self, sequences: list[Sequence]) -> None:

@@ -157,8 +157,7 @@ _SPARE, _SPARE_SHARE = 32, 0.125
 class PenaltyTable:
     """What is penalized in rows of which each gets one more token per step, kept on the device between steps.
 
-    A row has as many places as tokens have occurred, and spare ones that lead to the element behind all rows. The
-    memory of modified logits is kept, too.
+    A row has as many places as tokens have occurred, and spare ones that lead to the element behind all rows.
     """
 
     def __init__(self, rows: list[tuple[Penalties, list[int]]], vocab: int, device: torch.device) -> None:
@@ -166,7 +165,6 @@ class PenaltyTable:
         self._rows, self._vocab, self._device = rows, vocab, device
         #: Whether the device has what was counted: not after a failure in between, such as lack of memory.
         self._is_complete = True
-        self._memory = torch.empty(0, vocab, device=device)
         self._build()
 
     def _build(self) -> None:
@@ -223,15 +221,6 @@ class PenaltyTable:
             self._index[numbers[0]] = numbers[1]
             self._added[numbers[0]] = on_device(torch.from_numpy(added), self._device)
         self._is_complete = True
-
-    def copies(self, num_others: int) -> Tensor:
-        """Return memory for ``num_others`` rows of logits, those of the table, and one that is spare: [R, V] float32.
-        The next call may return the same.
-        """
-        rows = num_others + len(self._rows) + 1
-        if len(self._memory) < rows:
-            self._memory = torch.empty(rows, self._vocab, device=self._device)
-        return self._memory[:rows]
 
     def penalize(self, logits: Tensor) -> None:
         """Apply the penalties to ``logits`` [R + 1, V] float32, contiguous, in place; the last row is spare."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -92,7 +93,7 @@ class SamplerColumns:
     modified   numbers of the rows whose logits may be modified.
     masked     numbers of the rows with masks.
     asking     numbers of the rows with ``logprob_token_ids``.
-    are_random  whether some are sampled at random.
+    are_random  whether some are sampled at random; known when ``asked`` is.
     failed     numbers of the rows whose sequences have failed before: what is sampled for them does not count.
     token_ids  of the sequences, without draft tokens.
     penalized  numbers of the rows that only penalties modify, which ``kept.penalties`` has; none of ``modified``.
@@ -114,7 +115,7 @@ class SamplerColumns:
         self.asking = [number for number, row in enumerate(rows) if row.sampling.logprob_token_ids is not None]
         self.failed = [number for number, row in enumerate(rows) if row.sequence.failure is not None]
         self.token_ids = [row.sequence.token_ids for row in rows]
-        self.are_random = not all(row.sampling.greedy for row in rows)
+        self.are_random = False
         self.positions = [row.position for row in rows]
         self._asked: list[SampleRow] = []
         self._first: SamplerColumns | None = None
@@ -128,6 +129,7 @@ class SamplerColumns:
         if not self._asked:
             first = [] if self._first is None else self._first.asked(vocab)
             self._asked = first + [row.asked(vocab) for row in self.rows[len(first) :]]
+            self.are_random = any(map(attrgetter("temperature"), self._asked))
         return self._asked
 
     def uniforms(self) -> Sequence[float] | NDArray[np.float64]:
@@ -154,7 +156,7 @@ class SamplerColumns:
         both.failed = other.failed + [first + number for number in self.failed]
         both.token_ids = other.token_ids + self.token_ids
         both.penalized, both.kept = other.penalized, other.kept
-        both.are_random = other.are_random or self.are_random
+        both.are_random = False
         both.modified = other.modified + [first + number for number in self.modified]
         both.masked = other.masked + [first + number for number in self.masked]
         both.asking = other.asking + [first + number for number in self.asking]
@@ -268,7 +270,7 @@ def _penalized(logits: Tensor, columns: SamplerColumns, changed: list[int]) -> M
     else:
         table.follow()
     every = changed + rows
-    copies = table.copies(len(changed))
+    copies = torch.empty(len(every) + 1, vocab, dtype=logits.dtype, device=logits.device)  # one is spare for the table
     torch.index_select(logits, 0, on_device(every, logits.device), out=copies[:-1])
     if changed:
         _modify(ModifiedLogits(changed, copies[: len(changed)]), columns)
