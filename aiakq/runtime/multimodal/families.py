@@ -46,7 +46,7 @@ class LlavaText(ImageText):
         # The class token is the first of CLIP's, and "default" leaves it out; SigLIP has none.
         has_class_token = self.vision.get("model_type") == "clip_vision_model"
         keeps_first = self.config.get("vision_feature_select_strategy", "default") != "default"
-        count = int(height // patch) * int(width // patch) + has_class_token - (not keeps_first)
+        count: int = int(height // patch) * int(width // patch) + has_class_token - (not keeps_first)
         return self.image_token * count
 
 
