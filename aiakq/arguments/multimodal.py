@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiakq.arguments.argument import argument
-
-#: Kinds of media in --limit-mm-per-prompt; others than images have no effect, because nothing reads them.
-_KINDS = ("image", "video", "audio")
-_LARGEST = 999
-
-
-def checked_limits(given: Mapping[str, object]) -> dict[str, int]:
-    """Return the limits by kind. A limit may be an object with ``count``, as in vLLM. Raises ValueError."""
-    limits = {}
-    for kind, value in given.items():
-        count = value.get("count", _LARGEST) if isinstance(value, dict) else value
-        if kind not in _KINDS or type(count) is not int or not 0 <= count <= _LARGEST:
-            raise ValueError(f"{kind}={value}")
-        limits[kind] = count
-    return limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +14,6 @@ class MultimodalArguments:
     limit_mm_per_prompt: dict[str, object] | None = argument(
         None,
         'Maximum number of images in a prompt, as a JSON object: {"image": 4}. 999 if not given; 0 refuses images.',
-        convert=checked_limits,
     )
     mm_processor_kwargs: dict[str, object] | None = argument(
         None, "Arguments of the model's image processor in transformers, such as size, as a JSON object."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.arguments.engine import EngineArguments
-from aiakq.arguments.multimodal import checked_limits
+from aiakq.errors import error
 from aiakq.runtime.protocol.media import IMAGE_ARCHITECTURES, MAX_ITEMS
 
 #: Tokens of images whose embeddings are kept at most; those of one prompt have to fit.
@@ -51,17 +51,18 @@ class MultimodalConfig:
     def from_args(
         args: EngineArguments, folder: str, raw: Mapping[str, Any], has_draft_model: bool = False
     ) -> MultimodalConfig | None:
-        """Return the settings of a multimodal checkpoint; None for a model of text.
+        """Return the settings of a multimodal checkpoint; None for a model of text. Raises ``bad_option``.
 
         folder           the model's.
         raw              config.json.
         has_draft_model  whether another model proposes draft tokens.
         """
+        max_items = image_limit(args.limit_mm_per_prompt or {})
         if not (isinstance(raw.get("text_config"), dict) and isinstance(raw.get("vision_config"), dict)):
             return None
-        architecture = next(iter(raw.get("architectures") or ()), "")
+        named = raw.get("architectures")
+        architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
         token = raw.get("image_token_id", raw.get("image_token_index"))
-        max_items = checked_limits(args.limit_mm_per_prompt or {}).get("image", MAX_ITEMS)
         refusal = _refusal(args, architecture, has_draft_model)
         if not refusal and type(token) is not int:
             refusal = "config.json has no image_token_id"
@@ -76,6 +77,26 @@ class MultimodalConfig:
             domains=tuple(args.allowed_media_domains or ()),
             refusal=refusal,
         )
+
+
+def image_limit(given: Mapping[str, object]) -> int:
+    """Return the images per prompt of --limit-mm-per-prompt. Raises ``bad_option``.
+
+    A limit may be an object with ``count``, as in vLLM. Those of other kinds of media have no effect.
+    """
+    found = MAX_ITEMS
+    for kind, value in given.items():
+        count = value.get("count", MAX_ITEMS) if isinstance(value, dict) else value
+        if kind not in ("image", "video", "audio") or type(count) is not int or not 0 <= count <= MAX_ITEMS:
+            raise error(
+                "bad_option",
+                option="--limit-mm-per-prompt",
+                value=dict(given),
+                expected=f'numbers up to {MAX_ITEMS} by kind, such as {{"image": 4}}',
+                hint="",
+            )
+        found = count if kind == "image" else found
+    return found
 
 
 def _refusal(args: EngineArguments, architecture: str, has_draft_model: bool) -> str:

@@ -67,7 +67,9 @@ class Sequence:
         self.client, self.adapter = options.client, options.adapter
         self.reads_whole_prompt = sampling.prompt_logprobs is not None or options.reads_every_token
         self._repetition = sampling.repetition_detection
-        self._media_starts = [(item.first, item.key) for item in self.spec.media]
+        # Of most sequences there are none: not even a comprehension runs.
+        media = self.spec.media
+        self._media_starts = [(item.first, item.key) for item in media] if media else []
         # The keys and values of the last token are never needed.
         self.num_needed_tokens = self.num_prompt + max(self.spec.max_tokens - 1, 0)
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.hf.quiet import without_progress
 from aiakq.runtime.multimodal.encoder_files import open_encoder
 from aiakq.runtime.protocol.media import MediaItem, TensorRecord
@@ -54,8 +55,22 @@ class TransformersEncoder:
 def load_encoder(config: EngineConfig) -> TransformersEncoder:
     """Load the encoder of ``config``'s checkpoint.
 
-    Raises ``tensor_inventory`` for missing tensors and those of another shape, and what ``Checkpoint`` raises.
+    Raises ``model_incomplete`` for missing tensors and those of another shape, ``model_malformed`` for a config that
+    transformers rejects, and what ``Checkpoint`` raises.
     """
+    try:
+        return _load_encoder(config)
+    except AiakqError:
+        raise
+    except Exception as failure:  # transformers raises anything for invalid values
+        if is_out_of_memory(failure):
+            raise
+        reason = f"{one_line(failure).rstrip('.')[:200]}; --language-model-only leaves it out"
+        file = f"the encoder of images in '{config.load.path}'"
+        raise error("model_malformed", file=file, reason=reason) from failure
+
+
+def _load_encoder(config: EngineConfig) -> TransformersEncoder:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     assert config.multimodal is not None

@@ -1,0 +1,48 @@
+"""MultimodalConfig: limits of images, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiakq.arguments.engine import EngineArguments
+from aiakq.errors import AiakqError
+from aiakq.runtime.config.multimodal import MultimodalConfig, image_limit
+
+RAW = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {}, "vision_config": {}, "image_token_id": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [({}, 999), ({"image": 0}, 0), ({"image": {"count": 3, "width": 9}, "video": 1}, 3), ({"audio": 2}, 999)],
+)
+def test_the_limit_of_images(given, limit):
+    assert image_limit(given) == limit
+
+
+@pytest.mark.parametrize("given", [{"image": -1}, {"image": "4"}, {"image": True}, {"images": 4}, {"image": 1000}])
+def test_wrong_limits_are_refused(given):
+    with pytest.raises(AiakqError, match="--limit-mm-per-prompt"):
+        image_limit(given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "in both directions"),
+        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, "M-RoPE"),
+        ({"architectures": ["OtherForConditionalGeneration"]}, "those of Idefics3"),
+        ({"image_token_id": None}, "no image_token_id"),
+    ],
+)
+def test_images_that_are_not_computed_are_refused_by_name(changes, reason):
+    config = MultimodalConfig.from_args(EngineArguments(model="m"), "folder", {**RAW, **changes})
+    assert config is not None and reason in config.refusal
+
+
+def test_a_draft_model_and_text_models():
+    arguments = EngineArguments(model="m")
+    config = MultimodalConfig.from_args(arguments, "folder", RAW, has_draft_model=True)
+    assert config is not None and "draft tokens reads text only" in config.refusal
+    config = MultimodalConfig.from_args(arguments, "folder", RAW)
+    assert config is not None and not config.refusal
+    assert MultimodalConfig.from_args(arguments, "folder", {"architectures": ["LlamaForCausalLM"]}) is None
