@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from aiakq.kernels.ops import REGISTRIES
 from aiakq.kernels.ops.lora import AdapterRows, LoraPart, LoraProblem
-from aiakq.kernels.triton import attention, configs, latent_attention, self_test
+from aiakq.kernels.triton import attention, attention_blocks, configs, latent_attention, self_test
 from aiakq.kernels.triton.experts import sort_pairs
 from aiakq.kernels.triton.self_test import Verdict
 from aiakq.kernels.types import AttentionSpec, NormProblem
@@ -121,10 +122,31 @@ def _uneven_decoding(latent: bool) -> float:
     return self_test._error(out, torch.stack(expected))
 
 
+def _splits() -> float:
+    """Check the items of more sequences than a program reads at once, and of a window: unequal ones attend, too."""
+    worst, tile, target = 0.0, 16, 500
+    lengths = [1 + 7 * number % 90 for number in range(300)] + [16 * 999, 33]
+    for window in (0, 200):
+        context = self_test._step(CPU, [1] * len(lengths), lengths)
+        items, starts = attention_blocks.decode_splits(context, CPU, tile, target, window)
+        firsts = [max(0, length - window) // tile if window else 0 for length in lengths]
+        tiles = [-(-length // tile) - first for length, first in zip(lengths, firsts, strict=True)]
+        size = max(-(-sum(tiles) // target), -(-max(tiles) // attention_blocks.MAX_SPLITS))
+        expected, ends = [], [0]
+        for number, (length, first, count) in enumerate(zip(lengths, firsts, tiles, strict=True)):
+            parts = -(-count // size)
+            bounds = [(first + count * part // parts) * tile for part in range(parts)] + [length]
+            expected += [(number, begin, end) for begin, end in itertools.pairwise(bounds)]
+            ends.append(len(expected))
+        worst = max(worst, self_test._error(starts, torch.tensor(ends).float()))
+        worst = max(worst, self_test._error(items[: len(expected)], torch.tensor(expected).float()))
+    return worst
+
+
 #: More checks of a family, each with its worst error; see ``self_test.FAMILIES``.
 MORE: dict[str, list[Callable[[], float]]] = {
     "norm": [_quantized_norm],
-    "attention": [lambda: _uneven_decoding(latent=False)],
+    "attention": [lambda: _uneven_decoding(latent=False), _splits],
     "latent attention": [lambda: _uneven_decoding(latent=True)],
     "weight-only linear": [_long_products],
     "LoRA": [_padded_adapters],

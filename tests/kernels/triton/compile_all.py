@@ -23,12 +23,12 @@ import compiling
 import torch
 from compile_experts import expert_kernels
 from compile_floats import decoding_kernel, float_code_kernels
+from compile_splits import split_kernels
 from compiling import SHARED, Compiled
 from triton.runtime.jit import MockTensor
 
 from aiakq.kernels.triton import (
     attention,
-    attention_blocks,
     attention_kernel,
     configs,
     gptq,
@@ -327,14 +327,6 @@ def row_kernels(arch: int) -> Iterator[Row]:
             NORM=False, SCALED=scaled, elements=128, warps=1,
         )  # fmt: skip
     yield row(
-        "splits", attention_kernel.split_kernel, numbers, numbers, numbers, 64, 33, TILE=64, WINDOW=0, CHUNK=0,
-        SPLITS=attention_blocks.MAX_SPLITS, BLOCK=256, elements=256, warps=2,
-    )  # fmt: skip
-    yield row(
-        "combine", attention_kernel.combine_kernel, scales, scales, numbers, scales, x, 4096, H=32, D=128, WIDTH=128,
-        SPLITS=attention_blocks.MAX_SPLITS, SINKS=False, elements=8 * 128, warps=4,
-    )  # fmt: skip
-    yield row(
         "arrange", linear_kernel.arrange_kernel, x, numbers, x, scales, K, 16, K=K, BLOCK=1024, BITS=4, BKP=32,
         PERM=False, SUMS=True, PER_PLANE=False, elements=1024,
     )  # fmt: skip
@@ -414,7 +406,8 @@ def made_for(arch: int) -> list[dict[str, Any]]:
     made = [kernel for kind in kinds for kernel in kind(arch)]
     made += expert_kernels(arch, compiled, described, launches, tensor_core)
     made += float_code_kernels(arch, compiled, described, launches, tensor_core, is_split)
-    made += decoding_kernel(arch, compiled, described) if arch == 90 or not QUICK else ()
+    if arch == 90 or not QUICK:
+        made += [*decoding_kernel(arch, compiled, described), *split_kernels(arch, compiled, described)]
     return [kernel for kernel in made if kernel is not None]
 
 
