@@ -15,8 +15,8 @@ from aiakq.runtime.models.builder import LayerNormBuilder, Names, rows_by_part, 
 from aiakq.runtime.models.decoder import Decoder, PlainMLP, Weights
 
 
-class GPTBigCodeBuilder(LayerNormBuilder):
-    """GPT-BigCode, and the base of GPT-2."""
+class LearnedPositionsBuilder(LayerNormBuilder):
+    """GPT-2 and its relatives: an embedding of positions, and the names of their modules."""
 
     names = Names(
         embedding="transformer.wte",
@@ -29,12 +29,7 @@ class GPTBigCodeBuilder(LayerNormBuilder):
         gate_up=("mlp.c_fc",),
         down="mlp.c_proj",
     )
-    qkv_bias = output_bias = mlp_bias = True
-
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        super().__init__(config, weights)
-        if not config.raw.get("scale_attn_weights", True):
-            self.scale = 1.0
+    output_bias = mlp_bias = True
 
     def positions(self) -> EmbeddingLayer:
         """Return the embedding of learned positions."""
@@ -45,6 +40,17 @@ class GPTBigCodeBuilder(LayerNormBuilder):
     def rotary(self, layer: int) -> RotaryTables | None:
         """Return None, since positions are learned."""
         return None
+
+
+class GPTBigCodeBuilder(LearnedPositionsBuilder):
+    """GPT-BigCode, and the base of GPT-2."""
+
+    qkv_bias = True
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        if not config.raw.get("scale_attn_weights", True):
+            self.scale = 1.0
 
     def qkv(self, layer: int) -> LinearLayer:
         """Return the QKV projection, which is interleaved by head unless the model uses multi-query attention."""
