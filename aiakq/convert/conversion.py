@@ -18,7 +18,6 @@ from aiakq.convert import plan as plans
 from aiakq.convert.files import CONVERSION_FILE, card, config_json, copied_files
 from aiakq.convert.gguf.conversion import convert_to_gguf
 from aiakq.convert.layers import LayerConverter, ToFloats, ToFormat
-from aiakq.convert.module_names import module_names, with_module_names
 from aiakq.convert.report import ConversionReport
 from aiakq.convert.tensors import biases_without_place, check_tensors, without_bias
 from aiakq.errors import error
@@ -83,7 +82,7 @@ class _Conversion:
         self.stray_biases = biases_without_place(checkpoint)
         self.linears = {linear.name: linear for linear in plans.linears_of(checkpoint)}
         self.left_out = plans.unquantized(checkpoint, self.linears)
-        self.modules = module_names(checkpoint.config, [*self.linears, *self.left_out])
+        self.modules = plans.modules_of(checkpoint, [*self.linears, *self.left_out])
         self.has_perm = False
         self.dtype = to if isinstance(to, torch.dtype) else None
         self.plan = None if isinstance(to, torch.dtype) else self._planned(to)
@@ -110,8 +109,7 @@ class _Conversion:
 
     def _output_spec(self, plan: plans.ConversionPlan) -> QuantSpec:
         """Return the spec of the output; raise ``conversion_inexact`` if its config cannot say it."""
-        spec = plan.spec(self.left_out, self.has_perm)
-        spec = with_module_names(spec, self.modules, self.linears)
+        spec = plan.spec(self.left_out, self.has_perm, self.modules)
         plans.check_config(formats.load(spec.format).to_config(spec), plan, self.left_out)
         return spec
 

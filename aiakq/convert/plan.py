@@ -11,6 +11,7 @@ import torch
 
 from aiakq import formats
 from aiakq.convert.exact import Abilities
+from aiakq.convert.module_names import module_names, with_module_names
 from aiakq.errors import AiakqError, error
 from aiakq.formats import quantization_config
 from aiakq.formats.checkpoint import Checkpoint
@@ -95,11 +96,13 @@ class ConversionPlan:
     def _spec(self, layer: LayerSpec) -> QuantSpec:
         return spec_of(self.name, layer, self.source)
 
-    def spec(self, left_out: Iterable[str], has_perm: bool) -> QuantSpec:
-        """Return the spec of the output; ``left_out`` names linears that are not quantized."""
+    def spec(self, left_out: Iterable[str], has_perm: bool, modules: Mapping[str, str]) -> QuantSpec:
+        """Return the spec of the output; ``left_out`` names linears that are not quantized, and ``modules`` is what
+        ``modules_of`` returns."""
         base = Counter(self.layers.values()).most_common(1)[0][0]
         others = tuple((name, layer) for name, layer in self.layers.items() if layer != base)
-        return replace(self._spec(base), ignore=tuple(left_out), layers=others, desc_act=has_perm)
+        spec = replace(self._spec(base), ignore=tuple(left_out), layers=others, desc_act=has_perm)
+        return with_module_names(spec, modules, self.layers)
 
 
 def spec_of(format: str, layer: LayerSpec, source: QuantSpec) -> QuantSpec:
@@ -278,6 +281,11 @@ def unquantized(checkpoint: Checkpoint, linears: Iterable[str]) -> list[str]:
             if not any(table in part for table in _TABLES):
                 names.add(module)
     return sorted(names)
+
+
+def modules_of(checkpoint: Checkpoint, linears: Iterable[str]) -> dict[str, str]:
+    """Return the names in transformers of ``linears`` of a multimodal checkpoint, see ``module_names``."""
+    return module_names(checkpoint.config, list(linears))
 
 
 def check_config(config: Mapping[str, object], target: ConversionPlan, left_out: Iterable[str]) -> None:

@@ -34,9 +34,8 @@ from aiakq.formats.model_folder import (
     some_of,
 )
 from aiakq.formats.rotated_inputs import check_rotated
-from aiakq.formats.safetensors_file import TensorInfo, read_header, read_tensor
-from aiakq.formats.shards import Shards, consolidated_files, describe_unread, shard_files, unread_files
-from aiakq.formats.torch_file import read_torch_file
+from aiakq.formats.safetensors_file import TensorInfo, read_tensor
+from aiakq.formats.shards import Shards, consolidated_files, describe_unread, shard_files, shard_header, unread_files
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
 
@@ -257,8 +256,7 @@ class Checkpoint:
 
     def _header(self, file: str) -> dict[str, TensorInfo]:
         """Return name -> header of the tensors of one file."""
-        read = read_torch_file if file.endswith(".bin") else read_header
-        return read(real_path(self.path, file), file)
+        return shard_header(real_path(self.path, file), file)
 
     def _open(self, file: str) -> BinaryIO:
         """Open a file of weights; if too many are open, the one that has been open longest is closed."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import INDEX, link_problem, read_json, some_of
+from aiakq.formats.safetensors_file import TensorInfo, read_header
+from aiakq.formats.torch_file import read_torch_file
 
 #: Names of an index; those of a variant such as fp16 have its name inside.
 _INDEXES = ("*.safetensors.index.json", "*.safetensors.index.*.json")
@@ -220,3 +222,8 @@ def _why_absent(folder: Path, absent: list[str]) -> str:
     near = lower.get(absent[0].lower())
     renamed = f", unless {near:.200} is meant, which would have to be renamed" if near else ""
     return f"{some_of(absent)} of its index {'is' if len(absent) == 1 else 'are'} missing{renamed}"
+
+
+def shard_header(path: Path, file: str) -> dict[str, TensorInfo]:
+    """Return name -> header of the tensors of the shard at ``path``, which messages call ``file``."""
+    return (read_torch_file if file.endswith(".bin") else read_header)(path, file)

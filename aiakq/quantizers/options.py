@@ -7,7 +7,7 @@ the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -243,8 +243,11 @@ class QuantizeOptions(QuantizeArguments):
         )
         return [sentence for is_idle, sentence in given if is_idle]
 
-    def spec(self, version: str, ignore: Iterable[str] = ("lm_head",)) -> QuantSpec:
-        """Return the QuantSpec for these options; ``ignore`` names the linears that stay unquantized."""
+    def spec(
+        self, version: str, ignore: Iterable[str] = ("lm_head",), places: Mapping[str, object] | None = None
+    ) -> QuantSpec:
+        """Return the QuantSpec for these options; ``ignore`` names the linears that stay unquantized, and ``places`` is
+        a note on where the others are."""
         preset = self.preset
         bits = self.bits or preset.bits[0]
         # Zero points have no benefit at 8 bits, and fewer programs can read them there.
@@ -262,7 +265,7 @@ class QuantizeOptions(QuantizeArguments):
             blocks=preset.blocks,
             scale_type=preset.scale_type,
             ignore=tuple(ignore),
-            notes={"version": version},
+            notes={"version": version, **(places or {})},
         )
 
     @property

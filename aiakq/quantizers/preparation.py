@@ -13,7 +13,6 @@ import aiakq
 from aiakq.arguments.quantize import DTYPES
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.gptq import PLACES_NOTE
 from aiakq.formats.output_folder import check_output
 from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer
 from aiakq.quantizers.model.outer_layers import head_name
@@ -63,10 +62,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     config = model.config
     head = head_name(model)
     names = [shape.name for shape in model.linear_shapes()]
-    spec = options.spec(aiakq.__version__, model.other_linears())
-    if model.decoder:
-        spec = replace(spec, notes={**spec.notes, PLACES_NOTE: model.gptq_places()})
-    spec = plan_layers(options, spec, names, head)
+    spec = plan_layers(options, options.spec(aiakq.__version__, model.other_linears(), model.places()), names, head)
     cut = plan_tensor_parallel(options, config.to_dict(), model.linear_shapes(), spec, gathered=is_native(model))
     if cut.widths:
         model = SourceModel(checkpoint, storage, device, options.trust_remote_code, cut.widths, tuple(others))

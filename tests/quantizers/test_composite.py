@@ -101,13 +101,14 @@ def test_other_methods_are_read_by_transformers(
 ) -> None:
     pytest.importorskip("compressed_tensors" if method == "smooth_quant" else "gptqmodel")
     quantize(composite(kind), tmp_path / "out", method)
-    found, source = log_probabilities(tmp_path / "out", ids), log_probabilities(composite(kind), ids)
-    assert float((source.exp() * (source - found)).sum(-1).mean()) < 0.05
+    found = load_for_scoring(tmp_path / "out", "float32", "cpu").logits(ids)
+    source = log_probabilities(composite(kind), ids)
+    assert float((source.exp() * (source - found.log_softmax(-1))).sum(-1).mean()) < 0.05
     model = in_transformers(tmp_path / "out")
     with torch.inference_mode():
-        expected = model(input_ids=ids).logits.float().log_softmax(-1)
-    # gptqmodel computes in 16 bits.
-    assert float((found - expected).abs().amax(-1).median()) < 0.05
+        expected = model(input_ids=ids).logits.float()
+    # gptqmodel computes in 16 bits; rounding activations of slightly different inputs may move a code.
+    assert float((found - expected).norm() / expected.norm()) < (0.06 if method == "smooth_quant" else 0.03)
 
 
 @pytest.mark.slow

@@ -17,6 +17,12 @@ from aiakq.quantizers.model.groups import block_linears
 from aiakq.runtime.config.model import check_config, check_sizes
 
 
+def says_tied(config: Mapping[str, object]) -> bool:
+    """Whether config.json may tie the output layer to the embedding; some families do so without saying it."""
+    inside = checked_decoder(config) if is_composite(config) else config
+    return inside.get("tie_word_embeddings") is not False
+
+
 def skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[str, tuple[int, int]], tied: bool) -> Any:
     """Create the model's class with meta weights and real buffers, its MLPs padded to ``widths``.
 

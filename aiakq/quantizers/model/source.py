@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.gptq import PLACES_NOTE
 from aiakq.formats.padded_widths import pad
 from aiakq.formats.separate_head import separate_head
 from aiakq.formats.text_names import Renaming, renaming
@@ -23,9 +24,8 @@ from aiakq.quantizers.model.groups import block_linears, gates
 from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, merged_weight
 from aiakq.quantizers.model.plain_linears import plain_linears, take_weight
 from aiakq.quantizers.model.shapes import LinearShape
-from aiakq.quantizers.model.skeleton import find_blocks, find_decoder, skeleton
+from aiakq.quantizers.model.skeleton import find_blocks, find_decoder, says_tied, skeleton
 from aiakq.quantizers.rotation.rotation import Rotation, rotation_of
-from aiakq.runtime.config.text_part import has_text_part, text_part
 from aiakq.runtime.hf.tensor_names import TensorNames
 from aiakq.runtime.lora.adapter_folder import LoraWeights
 
@@ -57,7 +57,7 @@ class SourceModel:
         self.others = others
         self.widths = dict(widths or {})
         #: Name of an output layer that is stored and counts although config.json ties it to the embedding.
-        self.separate_head = separate_head(checkpoint) if _says_tied(checkpoint.config) else ""
+        self.separate_head = separate_head(checkpoint) if says_tied(checkpoint.config) else ""
         self.model = skeleton(checkpoint, trust_remote_code, self.widths, tied=not self.separate_head)
         #: Whether it has linears of a custom class, which other programs do not replace by quantized ones.
         own = (module for module in self.model.modules() if isinstance(module, nn.Linear))
@@ -256,13 +256,16 @@ class SourceModel:
             if isinstance(module, nn.Linear) and not name.startswith(inside)
         ] + [f"{self.block_prefix(index)}.{name}" for index, block in enumerate(self.blocks) for name in gates(block)]
 
-    def gptq_places(self) -> dict[str, object]:
-        """Return what a GPTQ config says about the blocks, and about the linears in them if others are left out."""
+    def places(self) -> dict[str, object]:
+        """Return the note about the blocks of a multimodal model for GPTQ's config, and about the linears in them if
+        others are left out."""
+        if not self.decoder:
+            return {}
         places: dict[str, object] = {"block_name_to_quantize": self.blocks_name}
         if any(map(gates, self.blocks)):
             names = {name for block in self.blocks for name in block_linears(block)}
             places["modules_in_block_to_quantize"] = [sorted(names)]
-        return places
+        return {PLACES_NOTE: places}
 
     def unquantized_share(self) -> float:
         """Return the fraction of the blocks' parameters that is not in linears (mostly fused experts)."""
@@ -370,12 +373,6 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
             raise error("not_finite", what=f"{name} (up to {largest:.3g}) as {dtype}", hint="Use -t bf16.")
         raise error("not_finite", what=name, hint="The source checkpoint is damaged; fetch it again.")
     return result
-
-
-def _says_tied(config: Mapping[str, object]) -> bool:
-    """Whether config.json may tie the output layer to the embedding; some families do so without saying it."""
-    inside = text_part(config) if has_text_part(config) else config
-    return inside.get("tie_word_embeddings") is not False
 
 
 def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:

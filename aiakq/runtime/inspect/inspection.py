@@ -213,14 +213,8 @@ def inspect_checkpoint(
     # Compares all shapes, which some formats do not repeat.
     config = None if target.config is None else target.config.model
     planned = plan(checkpoint, target.ops, config)
-    layers = [
-        _quantized(checkpoint, module, infos, target) if module in linears else _plain(module, infos, target)
-        for module, infos in _modules(checkpoint.inventory, linears).items()
-    ]
-    unused = {name.rpartition(".")[0] or name for name in (*checkpoint.beside_text, *planned.left_out)}
-    layers = [
-        replace(layer, implementation=None, passed_over=()) if layer.name in unused else layer for layer in layers
-    ]
+    unused = {*checkpoint.beside_text, *planned.left_out}
+    layers = _layers(checkpoint, linears, unused, target)
     layers.sort(key=lambda layer: _natural(layer.name))
     text = checkpoint.config.get("text_config")
     context = checkpoint.config.get("max_position_embeddings")
@@ -246,7 +240,7 @@ def inspect_checkpoint(
         operations=tuple(Operation(name, each.name, each.passed_over) for name, each in planned.selected),
         differences=planned.differences,
         kv_bytes_per_token=planned.kv_bytes_per_token,
-        left_out=tuple(sorted({*planned.left_out, *checkpoint.beside_text})),
+        left_out=tuple(sorted(unused)),
     )
 
 
@@ -293,6 +287,16 @@ def _modules(inventory: Mapping[str, TensorInfo], linears: set[str]) -> dict[str
             suffix = f"{inner}.{suffix}"
         modules.setdefault(module or name, {})[suffix] = info
     return modules
+
+
+def _layers(checkpoint: Checkpoint, linears: set[str], unused: set[str], target: _Target) -> list[Layer]:
+    """Return the modules of a checkpoint with the packed ``linears``; nothing runs those with ``unused`` tensors."""
+    layers = [
+        _quantized(checkpoint, module, infos, target) if module in linears else _plain(module, infos, target)
+        for module, infos in _modules(checkpoint.inventory, linears).items()
+    ]
+    idle = {name.rpartition(".")[0] or name for name in unused}
+    return [replace(layer, implementation=None, passed_over=()) if layer.name in idle else layer for layer in layers]
 
 
 def _quantized(checkpoint: Checkpoint, name: str, infos: Mapping[str, TensorInfo], target: _Target) -> Layer:
