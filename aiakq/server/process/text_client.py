@@ -232,7 +232,7 @@ class TextClient:
         if reply.error is not None:
             raise reply.error.error()
         if reply.failure and reply.failed == "image":
-            raise error("media_refused", param="messages", reason=f"of its images, {reply.failure}")
+            raise error("media_refused", param="messages", reason=f"preprocessing its images failed: {reply.failure}")
         if reply.failure and reply.failed == "template":
             raise error("chat_template", reason=reply.failure)
         if reply.failure:

@@ -170,8 +170,8 @@ class _WorkerPool:
         timed_out = killer == signal.SIGPROF
         reason = "it ended the process that worked on it, probably because it is too large"
         if timed_out:
-            seconds = MAX_IMAGE_SECONDS if failed == "image" else MAX_SECONDS
-            reason = "it took too long" if failed == "tokenizer" else f"it took longer than {seconds:g} s"
+            is_variable = failed in ("tokenizer", "image")
+            reason = "it took too long" if is_variable else f"it took longer than {MAX_SECONDS:g} s"
         try:
             if number:
                 seconds = MAX_SECONDS if timed_out else 0.0
