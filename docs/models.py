@@ -133,9 +133,10 @@ def _page(rows: list[str]) -> str:
         own, and what they compute does not depend on other requests in the last bit. Others run through transformers'
         class with paged attention; they are compared with its own attention when they are loaded, and refused where
         they differ; where experts compute there, other requests may change the last bit. The text part of a multimodal
-        checkpoint runs as the architecture of its `text_config`. With LongRoPE one set of factors serves all requests,
-        the long one where the context exceeds the original, as in vLLM; transformers takes the short one for shorter
-        texts, and answers those differently."""
+        checkpoint runs as the architecture of its `text_config`. With LongRoPE, a request
+        whose prompt and `max_tokens` fit in the original context is rotated with the short factors, any other with the
+        long ones from its first token on; transformers changes from one to the other within a text, and vLLM has one
+        set for all."""
     columns = """
         methods: the mean KL divergence of the quantized model from its source, in nats, once served; random weights
         suffer more than trained ones, and where a router decides otherwise about a token, all of its numbers change.

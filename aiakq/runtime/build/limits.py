@@ -35,6 +35,7 @@ def limits_of(config: EngineConfig, model: Model, max_kv_tokens: int) -> ModelLi
         pooling=_pooling_limits(config, model),
         adapters=_adapter_limits(config, model),
         media=media_limits(config, model),
+        short_context=config.model.short_context,
     )
 
 

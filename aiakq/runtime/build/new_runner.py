@@ -70,6 +70,8 @@ def new_model_proposer(
     draft, speculation = config.draft, config.scheduler.speculation
     assert draft is not None and speculation is not None
     runner = new_runner(draft, model, num_pages, num_slots)
+    if draft.model.short_context != config.model.short_context:
+        runner.short_start = 0  # what is short for the target may be too long for the draft model
     proposer: ModelProposer = speculation.load_method().new_proposer(config, runner, target, bounds)
     how = runner.capture(replace(bounds, length=min(bounds.length, draft.model.num_positions)), draft.compilation)
     quantization = f"{draft.spec.method}, {draft.spec.describe()}" if draft.spec else "not quantized"

@@ -149,6 +149,14 @@ class ModelConfig:
         """Whether the output layer is tied to the embedding."""
         return self.tie_word_embeddings and self.head is None
 
+    @property
+    def short_context(self) -> int | None:
+        """The longest text for which LongRoPE has another set of factors than for longer ones; None if all have one."""
+        if self.rope.get("rope_type") != "longrope":
+            return None
+        original = int(self.rope.get("original_max_position_embeddings") or self.max_position)
+        return original if original < self.context else None
+
     def rope_of(self, layer: int) -> tuple[str, Mapping[str, Any]]:
         """Return the kind of a layer, and the rotary parameters of that kind. Raises ``model_malformed``."""
         if not is_nested(self.rope):

@@ -109,7 +109,7 @@ class Sequence:
     @property
     def scope(self) -> bytes:
         """Sequences with the same one may share pages and learn draft tokens from each other."""
-        return root_hash(self.spec.options.page_scope)
+        return root_hash(self.spec.page_scope)
 
     def page_hashes(self, page_size: int, count: int) -> list[bytes]:
         """Chained hashes of the first ``count`` full pages; computed once each."""

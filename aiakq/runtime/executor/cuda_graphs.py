@@ -197,8 +197,10 @@ def _expanded(step: ModelInput) -> tuple[Tensor, Tensor]:
     starts = context.query_start_list
     if context.num_decodes == len(context.kv_len_list):
         return context.kv_len, context.page_table
-    owners = [
-        owner for owner, (start, end) in enumerate(zip(starts, starts[1:], strict=False)) for _ in range(start, end)
-    ]
-    rows = on_device(owners, context.page_table.device)
-    return (step.positions + 1).to(torch.int32), context.page_table.index_select(0, rows)
+    owners: list[int] = []
+    lengths: list[int] = []
+    for owner, (start, end, length) in enumerate(zip(starts, starts[1:], context.kv_len_list, strict=False)):
+        owners += [owner] * (end - start)
+        lengths += range(length - (end - start) + 1, length + 1)
+    rows, kv_len = on_device(owners + lengths, context.page_table.device).chunk(2)
+    return kv_len.to(torch.int32), context.page_table.index_select(0, rows)

@@ -86,6 +86,7 @@ class Runner:
     captured    captured step that replaces ``model.forward`` where it accepts the input; None without one.
     states      allocation of state rows, if the model has recurrent layers.
     parts       features that have a part in the executor of this model.
+    short_start see ``Model``.
     shift       offset between a token and the position at which the model reads it: 1 for EAGLE-3 heads.
     """
 
@@ -109,6 +110,7 @@ class Runner:
         self._input_parts = [part for part in parts if isinstance(part, InputPart)]
         self.caches = model.new_caches(num_pages, page_size, 1 if states is None else states.num_rows)
         self.captured: CapturedStep | None = None
+        self.short_start = model.short_start
 
     def capture(self, bounds: Bounds, options: CompilationConfig) -> str:
         """Capture the steps of the model up to ``bounds``, if possible.
@@ -200,7 +202,10 @@ class Runner:
         token_ids, unknown = self._decoded_tokens(decodes.firsts, sequences)
         unknown_sequences = sequences if len(unknown) == len(sequences) else [sequences[row] for row in unknown]
         slots = running.places(decodes.slots, firsts, self.page_size)
-        columns = (token_ids, firsts, slots, firsts + 1)
+        positions = firsts
+        if self.short_start:
+            positions = firsts + [self.short_start if sequence.spec.is_short else 0 for sequence in sequences]
+        columns = (token_ids, positions, slots, firsts + 1)
         return StepColumns(len(sequences), columns, unknown, unknown_sequences)
 
     def _append(self, columns: StepColumns, chunks: list[Chunk], sequences: list[SequenceState]) -> None:
@@ -212,11 +217,12 @@ class Runner:
             columns.logit_rows,
         )
         unknown, unknown_sequences = columns.unknown, columns.unknown_sequences
-        P, shift, num_decodes = self.page_size, self.shift, columns.num_decodes
+        P, shift, short_start, num_decodes = self.page_size, self.shift, self.short_start, columns.num_decodes
         for chunk, sequence in zip(chunks, sequences, strict=True):
             first, count, own = chunk.first, chunk.count, len(token_ids)
             start, row = num_decodes + own, num_decodes + len(logit_rows)
             known, pages, reader = sequence.token_ids, sequence.pages, sequence.reader
+            begin = first + short_start if sequence.spec.is_short else first
             if count == 1 and chunk.samples and reader is None and not chunk.drafts:
                 # Most chunks, in fewer operations than those below.
                 if first + shift < len(known):
@@ -225,7 +231,7 @@ class Runner:
                     unknown.append(start)
                     unknown_sequences.append(sequence)
                     token_ids.append(0)
-                positions.append(first)
+                positions.append(begin)
                 slots.append(pages[first // P] * P + first % P)
                 logit_rows.append(start)
             else:
@@ -236,7 +242,7 @@ class Runner:
                     unknown.append(num_decodes + len(token_ids))
                     unknown_sequences.append(sequence)
                     token_ids.append(0)
-                positions += range(first, end)
+                positions += range(begin, begin + count)
                 slots += [pages[position // P] * P + position % P for position in range(first, end)]
                 needed = sampled_positions(chunk) if reader is None else reader.positions(chunk)
                 logit_rows += [start + position - first for position in needed]

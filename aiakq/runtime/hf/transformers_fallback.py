@@ -186,7 +186,7 @@ class TransformersModel(Model):
         none = AttentionSpec(1, 1, 1, 1.0)
         self._specs = [trace.specs.get(number, none) for number in range(max(trace.specs) + 1)]
         self.sampler = ops.sampler()
-        self.row_multiple = ROW_MULTIPLE
+        self.row_multiple, self.short_start = ROW_MULTIPLE, 0
         self.adapters = None
         self._attention = attention
 
@@ -243,6 +243,9 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
         hf_config = read_transformers_config(config)
     if reason := _other_layers(hf_config):
         raise unsupported(config, reason)
+    if config.model.short_context is not None:
+        reason = "its rotary factors depend on the longest text of a batch (LongRoPE)"
+        raise unsupported(config, f"{reason}; --max-model-len {config.model.short_context} avoids that")
     attention = _AttentionFunction(ops, _chunk_sizes(hf_config))
     _register(name, attention)
     hf_config._attn_implementation = name

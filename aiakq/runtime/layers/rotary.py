@@ -103,8 +103,7 @@ def _dynamic(rope: Mapping[str, Any], base: float, dim: int, lengths: _Lengths) 
 def _longrope(rope: Mapping[str, Any], base: float, dim: int, lengths: _Lengths) -> tuple[Tensor, float]:
     """LongRoPE (Ding et al. 2024, arXiv:2402.13753): one factor per dimension, in a short and a long set.
 
-    The length of the longest sequence that may be served selects the set, as in vLLM, so that results do not depend on
-    the batch. transformers selects it in each step by the longest sequence in the batch.
+    The ``context`` selects the set. transformers selects it in each step by the longest sequence in the batch.
     """
     original = float(rope.get("original_max_position_embeddings") or lengths.stated)
     length = "long" if lengths.context > original else "short"

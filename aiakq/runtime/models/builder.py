@@ -6,6 +6,7 @@ tables, projections, attention, MLP, block, output layer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -303,8 +304,19 @@ class DecoderBuilder:
         if part != 1 and not self.rotates_parts:
             what = f"partial_rotary_factor {part} in a {config.architecture}"
             raise error("unsupported", what=what, hint="transformers ignores it there; remove it from config.json.")
-        lengths = {"context": config.context, "rows": config.num_positions}
-        return rotary_tables(rope, config.head_dim, config.max_position, self.ops.device, **lengths)
+        return self.tables(rope, config.head_dim)
+
+    def tables(self, rope: Mapping[str, Any], width: int) -> RotaryTables:
+        """Return the tables for heads of size ``width``. Behind their rows are those for short texts, if LongRoPE
+        distinguishes them (``Model.short_start``).
+        """
+        config, device = self.config, self.ops.device
+        tables = rotary_tables(rope, width, config.max_position, device, config.context, config.num_positions)
+        if config.short_context is None:
+            return tables
+        rows = min(config.short_context, config.num_positions)
+        short = rotary_tables(rope, width, config.max_position, device, config.short_context, rows)
+        return RotaryTables(torch.cat([tables.cosines, short.cosines]), torch.cat([tables.sines, short.sines]))
 
     def layer_norm(self, name: str, width: int | None = None) -> Norm:
         """Return a layer norm with weight and bias."""

@@ -359,6 +359,7 @@ class Decoder:
                 layer.of_logit_rows()
         self.sampler = self.ops.sampler()
         self.row_multiple = self.ops.row_multiple
+        self.short_start = 0 if self.config.short_context is None else self.config.num_positions
 
     @property
     def takes_hidden(self) -> bool:

@@ -17,7 +17,7 @@ from aiakq.runtime.layers.attention import Attention
 from aiakq.runtime.layers.experts import Routing, SoftmaxRouting
 from aiakq.runtime.layers.latent_attention import LatentOutput, LatentProjection, LatentSizes, LowRankQueries
 from aiakq.runtime.layers.linear import ConcatLinear
-from aiakq.runtime.layers.rotary import rotary_tables, yarn_magnitude
+from aiakq.runtime.layers.rotary import yarn_magnitude
 from aiakq.runtime.models.builder import unsupported
 from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.mixture import size
@@ -101,8 +101,7 @@ class DeepseekBuilder(SharedExpertsBuilder):
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
         """Return tables for the rotated part, interleaved unless ``rope_interleave`` is false."""
-        config, width = self.config, self.sizes.rotated
-        tables = rotary_tables(rope, width, config.max_position, self.ops.device, config.context)
+        tables = self.tables(rope, self.sizes.rotated)
         return replace(tables, interleaved=bool(self.raw.get("rope_interleave", True)))
 
 

@@ -66,11 +66,14 @@ class Model(Protocol):
     sampler       sampler of the model's device.
     row_multiple  the numbers of token rows and logit rows must be multiples of this.
     adapters      layers that support LoRA adapters; None if LoRA is disabled.
+    short_start   what is added to the positions of a short text (``RequestSpec.is_short``), whose rotary factors are
+                  others; 0 if they are the same.
     """
 
     sampler: Sampler
     row_multiple: int
     adapters: AdaptableLayers | None
+    short_start: int
 
     @property
     def vocab_size(self) -> int:

@@ -69,6 +69,7 @@ def admit(
         options=options,
         grammar=None if params.grammar is None else limits.grammars.apply(params.grammar),
         media=media,
+        is_short=limits.short_context is not None and len(prompt_token_ids) + max_tokens <= limits.short_context,
     )
 
 

@@ -48,6 +48,7 @@ class ModelLimits:
     pooling         how prompts are pooled; None for a model that generates text.
     adapters        limits on LoRA adapters; None if LoRA is disabled.
     media           what prompts may have besides text.
+    short_context   see ``ModelConfig.short_context``.
     """
 
     vocab_size: int
@@ -61,6 +62,7 @@ class ModelLimits:
     pooling: PoolingLimits | None = None
     adapters: AdapterLimits | None = None
     media: MediaLimits = TEXT_ONLY
+    short_context: int | None = None
 
     @property
     def generates(self) -> bool:

@@ -104,6 +104,8 @@ class RequestSpec(msgspec.Struct, frozen=True):
     thought          the longest thought, and how it is ended.
     group            the same for all sequences of a request, and for no other request; "" if it has only one.
     media            images of the prompt, in order.
+    is_short         whether prompt and output fit in the original context of a model with LongRoPE, which rotates the
+                     queries and keys of such texts by other angles.
     """
 
     request_id: str
@@ -118,3 +120,9 @@ class RequestSpec(msgspec.Struct, frozen=True):
     thought: ThoughtBudget | None = None
     group: str = ""
     media: tuple[MediaItem, ...] = ()
+    is_short: bool = False
+
+    @property
+    def page_scope(self) -> dict[str, str]:
+        """What sequences must have in common to share pages, by kind."""
+        return {**self.options.page_scope, "context": "short" if self.is_short else ""}

@@ -37,7 +37,7 @@ class CountingModel:
     output.
     """
 
-    row_multiple = 4
+    row_multiple, short_start = 4, 0
     vocab_size = VOCAB
 
     def __init__(self) -> None:

@@ -91,6 +91,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "phi3 longrope, short and long texts": (
+        "Phi3ForCausalLM",
+        {
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0 + index / 16 for index in range(16)],
+                "long_factor": [2.0 + index for index in range(16)],
+            },
+        },
+        {},
+    ),
     "yarn beyond its original context": (
         "Qwen2ForCausalLM",
         {
