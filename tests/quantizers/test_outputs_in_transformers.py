@@ -77,3 +77,23 @@ def test_transformers_reads_it(
     wanted = expected_logits(output, ids)
     # bfloat16 arithmetic; rounding activations of slightly different inputs may move a code.
     assert float((got - wanted).norm() / wanted.norm()) < (0.06 if method == "smooth_quant" else 0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_gates_of_recurrent_layers_are_read_as_floats(
+    method: str, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """They stay unquantized, and transformers would replace them like all linears of a block."""
+    pytest.importorskip("gptqmodel")
+    import transformers
+
+    source, output = tiny_model("Qwen3_5ForCausalLM"), tmp_path / "out"
+    options = QuantizeOptions(
+        str(source), str(output), method, group_size=32, samples=8, seqlen=64, evaluate=False, device="cpu"
+    )
+    quantize_checkpoint(options)
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(output, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    name = "model.layers.0.linear_attn.in_proj_a.weight"
+    assert torch.equal(model.get_parameter(name).float(), Checkpoint.open(output).tensor(name).float())

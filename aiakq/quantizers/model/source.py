@@ -257,12 +257,16 @@ class SourceModel:
         ] + [f"{self.block_prefix(index)}.{name}" for index, block in enumerate(self.blocks) for name in gates(block)]
 
     def places(self) -> dict[str, object]:
-        """Return the note about the blocks of a multimodal model for GPTQ's config, and about the linears in them if
-        others are left out."""
-        if not self.decoder:
+        """Return the note for GPTQ's config about where linears are quantized; empty if all in the blocks are.
+
+        transformers replaces every linear of the blocks unless it is told, and leaves those it does not find in the
+        file at random.
+        """
+        has_gates = any(map(gates, self.blocks))
+        if not self.decoder and not has_gates:
             return {}
         places: dict[str, object] = {"block_name_to_quantize": self.blocks_name}
-        if any(map(gates, self.blocks)):
+        if has_gates:
             names = {name for block in self.blocks for name in block_linears(block)}
             places["modules_in_block_to_quantize"] = [sorted(names)]
         return {PLACES_NOTE: places}
