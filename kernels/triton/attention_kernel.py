@@ -141,10 +141,11 @@ def attention_loop(
 @triton.jit
 def _tiles_of(lengths_ptr, sequence, mask, TILE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     """Return the length of sequences, the first tile that their last tokens attend to, and the number of tiles, 0 where
-    ``mask`` is not set.
+    ``mask`` is not set; all uint32, because signed divisions take instructions that round negative numbers.
     """
-    length = tl.load(lengths_ptr + sequence, mask=mask, other=0)
-    first = _first(length - 1, WINDOW, CHUNK) // TILE if WINDOW > 0 or CHUNK > 0 else length * 0
+    length = tl.load(lengths_ptr + sequence, mask=mask, other=1)
+    first = _first(length - 1, WINDOW, CHUNK).to(tl.uint32) // TILE
+    length = length.to(tl.uint32)
     return length, first, tl.where(mask, tl.cdiv(length, TILE) - first, 0)
 
 
@@ -165,23 +166,24 @@ def split_kernel(
     """
     sequence = tl.program_id(0)
     at = tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.int32)
-    longest = tl.zeros((BLOCK,), tl.int32)
+    total = tl.zeros((BLOCK,), tl.uint32)
+    longest = tl.zeros((BLOCK,), tl.uint32)
     for begin in range(0, S, BLOCK):
         _, _, tiles = _tiles_of(lengths_ptr, begin + at, begin + at < S, TILE, WINDOW, CHUNK)
         total += tiles
         longest = tl.maximum(longest, tiles)
-    size = tl.maximum(tl.cdiv(tl.sum(total, 0), target), tl.cdiv(tl.max(longest, 0), SPLITS))
-    items = tl.zeros((BLOCK,), tl.int32)
+    size = tl.maximum(tl.cdiv(tl.sum(total, 0), target.to(tl.uint32)), tl.cdiv(tl.max(longest, 0), SPLITS))
+    items = tl.zeros((BLOCK,), tl.uint32)
     for begin in range(0, sequence, BLOCK):
         _, _, tiles = _tiles_of(lengths_ptr, begin + at, begin + at < sequence, TILE, WINDOW, CHUNK)
         items += tl.cdiv(tiles, size)
-    start = tl.sum(items, 0)
+    start = tl.sum(items, 0).to(tl.int32)
     tl.store(starts_ptr + sequence, start)
     length, first, tiles = _tiles_of(lengths_ptr, sequence, sequence < S, TILE, WINDOW, CHUNK)
     count = tl.cdiv(tiles, size)
     part = tl.arange(0, SPLITS)
     item = items_ptr + (start + part) * 3
+    part = part.to(tl.uint32)
     tl.store(item, tl.zeros((SPLITS,), tl.int32) + sequence, mask=part < count)
     tl.store(item + 1, (first + tiles * part // tl.maximum(count, 1)) * TILE, mask=part < count)
     end = tl.minimum((first + tiles * (part + 1) // tl.maximum(count, 1)) * TILE, length)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from aiakq.kernels.ops import REGISTRIES
 from aiakq.kernels.ops.lora import AdapterRows, LoraPart, LoraProblem
-from aiakq.kernels.triton import attention, attention_blocks, configs, latent_attention, self_test
+from aiakq.kernels.triton import attention, attention_blocks, configs, latent_attention, self_test, self_test_linear
 from aiakq.kernels.triton.experts import sort_pairs
 from aiakq.kernels.triton.self_test import Verdict
 from aiakq.kernels.types import AttentionSpec, NormProblem
@@ -35,7 +35,7 @@ def _quantized_norm() -> float:
 def _long_products() -> float:
     """Check products whose steps are many more than are loaded ahead, for few rows."""
     linear = REGISTRIES["linear"].load("triton")
-    weight = self_test._weight("w4a16", 4, 70, 2048, 128, CPU)
+    weight = self_test_linear.weight_of("w4a16", 4, 70, 2048, 128, CPU)
     whole = (weight.codes.float() - 8) * weight.scales.float().repeat_interleave(128, dim=1)
     worst = 0.0
     for dtype in (torch.float16, torch.bfloat16):
@@ -46,7 +46,7 @@ def _long_products() -> float:
             # Parts of unequal length, too.
             for split in (1, 3):
                 config = replace(linear.choose(state, m), split=split)
-                worst = max(worst, self_test._error(linear.run(x, state, config), x.float() @ whole.T))
+                worst = max(worst, self_test.relative_error(linear.run(x, state, config), x.float() @ whole.T))
     return worst
 
 
@@ -65,7 +65,7 @@ def _padded_adapters() -> float:
         product.load(0, product.pack([LoraPart(0, 2.0, a, b, None, None)]))
         product(x, y)
         assert not y[others].any()
-        worst = max(worst, self_test._error(y[[3, 19]], 2 * x[[3, 19]].float() @ a.float().T @ b.float().T))
+        worst = max(worst, self_test.relative_error(y[[3, 19]], 2 * x[[3, 19]].float() @ a.float().T @ b.float().T))
     return worst
 
 
@@ -119,14 +119,17 @@ def _uneven_decoding(latent: bool) -> float:
         expected.append(torch.einsum("hn,nhd->hd", weights, v[..., -spec.value_dim :]))
     decode = (latent_attention if latent else attention).decode
     decode(query, out, tuple(cache), context, spec, target=16)
-    return self_test._error(out, torch.stack(expected))
+    return self_test.relative_error(out, torch.stack(expected))
 
 
 def _splits() -> float:
-    """Check the items of more sequences than a program reads at once, and of a window: unequal ones attend, too."""
-    worst, tile, target = 0.0, 16, 500
-    lengths = [1 + 7 * number % 90 for number in range(300)] + [16 * 999, 33]
-    for window in (0, 200):
+    """Check the items of more sequences than a program reads at once, and of a window: unequal ones attend, too.
+
+    Either all tiles or those of the longest sequence decide on the size of an item, and many sequences fill items.
+    """
+    worst = 0.0
+    for tile, window, target, full in ((16, 0, 500, 16), (16, 200, 769, 6), (64, 0, 5000, 16), (64, 0, 20, 16)):
+        lengths = [tile * full if number % 3 else 1 + 7 * number % 90 for number in range(300)] + [tile * 999, 33]
         context = self_test._step(CPU, [1] * len(lengths), lengths)
         items, starts = attention_blocks.decode_splits(context, CPU, tile, target, window)
         firsts = [max(0, length - window) // tile if window else 0 for length in lengths]
@@ -138,8 +141,8 @@ def _splits() -> float:
             bounds = [(first + count * part // parts) * tile for part in range(parts)] + [length]
             expected += [(number, begin, end) for begin, end in itertools.pairwise(bounds)]
             ends.append(len(expected))
-        worst = max(worst, self_test._error(starts, torch.tensor(ends).float()))
-        worst = max(worst, self_test._error(items[: len(expected)], torch.tensor(expected).float()))
+        worst = max(worst, self_test.relative_error(starts, torch.tensor(ends).float()))
+        worst = max(worst, self_test.relative_error(items[: len(expected)], torch.tensor(expected).float()))
     return worst
 
 
@@ -147,7 +150,7 @@ def _splits() -> float:
 MORE: dict[str, list[Callable[[], float]]] = {
     "norm": [_quantized_norm],
     "attention": [lambda: _uneven_decoding(latent=False), _splits],
-    "latent attention": [lambda: _uneven_decoding(latent=True)],
+    "latent attention": [lambda: _uneven_decoding(latent=True), _splits],
     "weight-only linear": [_long_products],
     "LoRA": [_padded_adapters],
     "experts": [_blocks_of_experts],
@@ -182,15 +185,17 @@ def errors(family: str) -> list[float]:
     # A kernel that ended with a fault may have left counters that are not zero.
     configs._counters.clear()
     found: list[float] = []
-    compare = self_test._error
+    modules, compare = (self_test, self_test_linear), self_test.relative_error
 
     def recorded(*tensors: torch.Tensor) -> float:
         found.append(compare(*tensors))
         return found[-1]
 
-    self_test._error = recorded
+    for module in modules:
+        module.relative_error = recorded
     try:
         verdict = examine(family)
     finally:
-        self_test._error = compare
+        for module in modules:
+            module.relative_error = compare
     return found + [verdict.error] if verdict.failure is None else []

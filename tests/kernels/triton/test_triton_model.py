@@ -141,20 +141,18 @@ def test_small_floats_stay_codes_and_give_the_tokens_of_the_cpu(settings, device
     compare(found, wanted, 0.1)
 
 
-def test_experts_in_mxfp4_stay_codes_and_give_the_probabilities_of_the_cpu(device, on_triton, tiny_model, tmp_path):
-    folder = with_mxfp4_experts(tiny_model("GptOssForCausalLM"), tmp_path / "codes")
+def test_experts_in_mxfp4_stay_codes_and_give_the_tokens_of_the_cpu(device, on_triton, tiny_model, tmp_path):
+    # Every token uses all experts: with 2 of 6, a rounding error chooses another one for a token whose scores differ by
+    # 1e-5, in floats and in MXFP4 alike, and a later token is then 1 nat off.
+    floats = tiny_model("GptOssForCausalLM", num_local_experts=3, num_experts_per_tok=3)
+    folder = with_mxfp4_experts(floats, tmp_path / "codes")
     _, wanted = answers(folder, CPU, cpu_math="exact")
     on_triton()
     llm, found = answers(folder, device)
     assert "decoded" not in str(llm.engine.facts)
     experts = [block.mlp.experts for block in llm.engine.executor.runner.model.blocks]
     assert all(isinstance(each, TritonExperts) and each.host_reason is None for each in experts)
-    # A token may be routed to another expert where two are nearly as likely, so that later ones differ.
-    for ours, theirs in zip(found, wanted, strict=True):
-        row, other = ours.logprobs[0], theirs.logprobs[0]
-        common = row.keys() & other.keys()
-        assert len(common) > 2
-        assert all(abs(row[token].logprob - other[token].logprob) < 0.05 for token in common)
+    compare(found, wanted, 0.03)
 
 
 @pytest.mark.parametrize(
