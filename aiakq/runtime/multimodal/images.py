@@ -68,7 +68,7 @@ def _upright(image: Image) -> Image:
         method = _TRANSPOSED.get(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # Pillow raises anything for damaged data, which no viewer minds
         method = None
-    return rgb if method is None else rgb.transpose(method)
+    return rgb if method is None else rgb.transpose(_pillow().Transpose(method))
 
 
 def is_image(value: object) -> bool:
