@@ -20,6 +20,7 @@ from aiakq.runtime.lora.quantized_base import QuantizedBase
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.models.stage import whole_model
+from aiakq.runtime.multimodal.parts import media_limits
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -54,7 +55,7 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
         reason = "it cannot be distributed by layers, because it builds all of them"
         raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
     model.adapters = weights.adapters
-    return model, _describe(weights)
+    return model, _describe(weights, reads_images=not media_limits(config, model).refusal)
 
 
 def _load_through_transformers(config: EngineConfig, share: ModelShare) -> tuple[Model, dict[str, str]]:
@@ -79,8 +80,11 @@ def _load_through_transformers(config: EngineConfig, share: ModelShare) -> tuple
     return load_transformers_model(config)
 
 
-def _describe(weights: CheckpointWeights | DummyWeights) -> dict[str, str]:
-    """Return rows of the start-up table about the implementations of the operations of a model."""
+def _describe(weights: CheckpointWeights | DummyWeights, reads_images: bool) -> dict[str, str]:
+    """Return rows of the start-up table about the implementations of the operations of a model.
+
+    reads_images  whether its encoder of images is loaded, too.
+    """
     facts = describe_operations(weights.ops)
     if isinstance(weights.ops, ShardedOps):
         facts["tensor parallel"] = weights.ops.describe()
@@ -89,7 +93,7 @@ def _describe(weights: CheckpointWeights | DummyWeights) -> dict[str, str]:
     decoded = weights.decoded_remarks if isinstance(weights, CheckpointWeights) else []
     facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks, *decoded])
     if isinstance(weights, CheckpointWeights) and weights.checkpoint.beside_text:
-        facts["model part"] = _text_part_only(weights.checkpoint.beside_text)
+        facts["model part"] = _model_part(weights.checkpoint.beside_text, reads_images)
     if isinstance(weights, CheckpointWeights) and weights.left_out:
         facts["left out"] = "; ".join(describe_left_out(weights.left_out))
     return facts
@@ -112,7 +116,9 @@ def load_within_memory(
         raise error("out_of_memory", reason=first_line(failure, "an allocation failed")[:200]) from failure
 
 
-def _text_part_only(left_out: Collection[str]) -> str:
+def _model_part(beside_text: Collection[str], reads_images: bool) -> str:
     """Return a line about a multimodal checkpoint for the start-up table."""
-    parts = sorted({name.removeprefix("model.").partition(".")[0] for name in left_out})
-    return f"text only: {len(left_out)} tensors of {', '.join(parts)} are left out"
+    parts = ", ".join(sorted({name.removeprefix("model.").partition(".")[0] for name in beside_text}))
+    if reads_images:
+        return f"text and images: {len(beside_text)} tensors of {parts} encode images"
+    return f"text only: {len(beside_text)} tensors of {parts} are left out"

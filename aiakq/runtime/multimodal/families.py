@@ -63,6 +63,8 @@ class PixtralText(ImageText):
     def text(self, processed: Mapping[str, Any]) -> str:
         """See ImageText."""
         [(height, width)] = processed["image_sizes"]
+        if int(height) // self.patch * (int(width) // self.patch) == 1 and self.config["model_type"] == "mistral3":
+            raise ValueError("it is too small: transformers' Mistral 3 encodes no image of one token")
         row = self.image_token * (int(width) // self.patch)
         line, end = self.special_token("image_break_token", "[IMG_BREAK]"), "[IMG_END]"
         return line.join([row] * (int(height) // self.patch)) + self.special_token("image_end_token", end)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
 #: Largest width and height, and number of pixels: what no model reads in full.
 MAX_SIDE, MAX_PIXELS = 1 << 14, 1 << 26
+#: The tag of Exif with the orientation, and its values -> those of Pillow's ``Transpose``; 1 is upright.
+_ORIENTATION = 0x0112
+_TRANSPOSED = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
 
 def decode_image(data: bytes, param: str) -> Image:
@@ -38,15 +41,34 @@ def decode_image(data: bytes, param: str) -> Image:
 
 
 def as_rgb(image: Image, param: str) -> Image:
-    """Return an image in RGB, as transformers converts it: transparent pixels have the color that the file has there.
+    """Return an image in RGB and as its Exif orientation says, as transformers' ``load_image`` does: transparent pixels
+    have the color that the file has there. Of 16-bit gray, which Pillow would clip at 255, the upper 8 bits are taken.
 
-    Raises ``media_refused`` for one that is too large, before it is decoded.
+    Raises ``media_refused`` for one that is too large, before it is decoded, and one whose values have no known range.
     """
     width, height = image.size
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE and width * height <= MAX_PIXELS):
         reason = f"it has {width} x {height} pixels, of at most {MAX_SIDE} a side and {MAX_PIXELS >> 20} million in all"
         raise refused(param, reason)
-    return image.convert("RGB")
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        import numpy as np
+
+        gray, info = (np.asarray(image) >> 8).astype(np.uint8), image.info
+        image = _pillow().fromarray(gray)
+        image.info = info
+    elif image.mode in ("I", "F"):
+        raise refused(param, f"its pixels are numbers without a range (mode {image.mode}); convert it to RGB")
+    return _upright(image)
+
+
+def _upright(image: Image) -> Image:
+    """Return an image in RGB, and as its Exif orientation says; Exif data that cannot be read say nothing."""
+    rgb = image.convert("RGB")
+    try:
+        method = _TRANSPOSED.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # Pillow raises anything for damaged data, which no viewer minds
+        method = None
+    return rgb if method is None else rgb.transpose(_pillow().Transpose(method))
 
 
 def is_image(value: object) -> bool:

@@ -101,7 +101,9 @@ class ImagePreprocessor:
         except MemoryError:
             raise
         except Exception as failure:
-            raise refused(param, first_line(failure).rstrip(".")[:200]) from failure
+            width, height = image.size
+            reason = f"the model's image processor rejects it ({first_line(failure).rstrip('.')[:200]})"
+            raise refused(param, f"{reason}; it has {width} x {height} pixels") from failure
         tensors = {name: _record(processed[name]) for name in self._text.tensors if name in processed}
         return self._encode(text, False), tensors
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import ipaddress
 import os
 import socket
-import time
 import urllib.parse
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from aiakq.errors import AiakqError
@@ -18,6 +19,10 @@ from aiakq.runtime.multimodal.images import refused
 #: Largest image file, and seconds to fetch one.
 MAX_FILE_BYTES, MAX_SECONDS = 32 << 20, 10.0
 _MAX_REDIRECTS = 3
+#: Addresses of IPv6 that end with one of IPv4, to which a gateway may pass packets: IPv4-compatible ones, and NAT64's.
+_IPV4_AT_THE_END = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("64:ff9b::/96"))
+#: The prefix of NAT64 for use within a site (RFC 8215), which older Pythons take for a global one.
+_LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
 
 
 class ImageUrls:
@@ -48,11 +53,11 @@ class ImageUrls:
     def _file(self, url: str, param: str) -> bytes:
         if self._folder is None:
             raise refused(param, "file URLs need --allowed-local-media-path")
-        parts = urllib.parse.urlsplit(url)
-        path = os.path.realpath(urllib.parse.unquote(parts.path))
-        if parts.netloc not in ("", "localhost") or os.path.commonpath([self._folder, path]) != self._folder:
-            raise refused(param, "the file is not in the folder of --allowed-local-media-path")
         try:
+            parts = urllib.parse.urlsplit(url)
+            path = os.path.realpath(urllib.parse.unquote(parts.path))
+            if parts.netloc not in ("", "localhost") or os.path.commonpath([self._folder, path]) != self._folder:
+                raise refused(param, "the file is not in the folder of --allowed-local-media-path")
             if not os.path.isfile(path):
                 raise refused(param, "there is no such file")
             if os.path.getsize(path) > MAX_FILE_BYTES:
@@ -67,20 +72,34 @@ class ImageUrls:
     def _fetch(self, url: str, param: str) -> bytes:
         import httpx
 
-        deadline = time.monotonic() + MAX_SECONDS
         try:
+            # In a thread of its own: the caller's may have an event loop, as those of notebooks do.
+            with ThreadPoolExecutor(1) as executor:
+                return executor.submit(asyncio.run, self._fetched(url, param)).result()
+        except AiakqError:
+            raise
+        except TimeoutError:
+            raise refused(param, f"it takes longer than {MAX_SECONDS:g} s") from None
+        except socket.gaierror:
+            raise refused(param, "its host is not found") from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as failure:
+            raise refused(param, f"it cannot be fetched ({type(failure).__name__})") from None
+
+    async def _fetched(self, url: str, param: str) -> bytes:
+        """Return the body behind ``url``. The time limit is for everything together: a host may answer byte by byte."""
+        import httpx
+
+        async with asyncio.timeout(MAX_SECONDS):
             # Without proxies of the environment, which would resolve the name anew.
-            with httpx.Client(trust_env=False, timeout=MAX_SECONDS, follow_redirects=False) as client:
+            async with httpx.AsyncClient(trust_env=False, timeout=MAX_SECONDS, follow_redirects=False) as client:
                 for _ in range(1 + _MAX_REDIRECTS):
-                    found = self._get(client, url, param, deadline)
+                    found = await self._get(client, url, param)
                     if isinstance(found, bytes):
                         return found
                     url = found
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
-            raise refused(param, f"it cannot be fetched ({type(failure).__name__})") from None
         raise refused(param, "it is redirected too often")
 
-    def _get(self, client: Any, url: str, param: str, deadline: float) -> bytes | str:
+    async def _get(self, client: Any, url: str, param: str) -> bytes | str:
         """Return the body of ``url``, or the URL to which it is redirected."""
         parsed = client.build_request("GET", url)
         host = parsed.url.host
@@ -92,7 +111,7 @@ class ImageUrls:
             headers={"Host": parsed.headers["Host"], "Accept": "image/*", "Accept-Encoding": "identity"},
             extensions={"sni_hostname": host},
         )
-        answer = client.send(parsed, stream=True)
+        answer = await client.send(parsed, stream=True)
         try:
             if answer.is_redirect:
                 target = urllib.parse.urljoin(url, answer.headers.get("location", ""))
@@ -102,15 +121,13 @@ class ImageUrls:
             if answer.status_code != 200:
                 raise refused(param, f"its host answers with status {answer.status_code}")
             body = bytearray()
-            for piece in answer.iter_raw():  # compressed, it could become much larger
+            async for piece in answer.aiter_raw():  # compressed, it could become much larger
                 body += piece
                 if len(body) > MAX_FILE_BYTES:
                     raise _too_large(param)
-                if time.monotonic() > deadline:
-                    raise refused(param, f"it takes longer than {MAX_SECONDS:g} s")
             return bytes(body)
         finally:
-            answer.close()
+            await answer.aclose()
 
     def _address(self, host: str, port: int, param: str) -> str:
         """Return an address of ``host`` from which images may be fetched."""
@@ -126,7 +143,11 @@ def is_public(address: str) -> bool:
     """Whether an IP address belongs to the public internet."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed in _LOCAL_NAT64:
+            return False
         inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo[1] if parsed.teredo else None)
+        if inner is None and any(parsed in network for network in _IPV4_AT_THE_END):
+            inner = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
         if inner is not None:
             parsed = inner
     return parsed.is_global and not parsed.is_multicast

@@ -325,6 +325,8 @@ def _read_part(read: Content, part: object, path: str, role: str) -> None:
         read.results.append((string_of(part, "tool_use_id", path), text, len(read.texts)))
     elif kind in IMAGE_PARTS and role in ("user", ""):
         read.images.append((image_part(part, kind, path), len(read.texts)))
+    elif kind in IMAGE_PARTS:
+        raise image_part(part, kind, path).refused("only text is read here; images are in messages of users")
     elif kind not in _UNREADABLE:
         raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
 

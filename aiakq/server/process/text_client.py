@@ -246,7 +246,7 @@ class TextClient:
             request.number = next(self._numbers)
             frame = framed(request)  # before anything else, because it can fail
             try:
-                if size <= LONG_CHARS and request.grammar is None:
+                if not _is_long(request, size):
                     self._short_since[request.number] = time.monotonic()
                 await self.start()
                 reply = await self._request(request, frame, size)
@@ -348,9 +348,7 @@ class TextClient:
             self._queue.add(TextWorkerChannel(slot, channel))
 
     async def _request(self, request: TextRequest, frame: bytes, size: int) -> TextReply:
-        # A grammar may take a second, however short it is.
-        is_alone = request.grammar is not None
-        is_long = size > LONG_CHARS or is_alone
+        is_alone, is_long = request.grammar is not None, _is_long(request, size)
         process, client = self._process, client_of_request.get()
         channel = await self._queue.take(client, is_long, is_alone)
         seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
@@ -403,6 +401,11 @@ class TextClient:
             if reply.number == number:  # else it is the reply for a worker that died while idle
                 return reply
         raise Disconnected
+
+
+def _is_long(request: TextRequest, size: int) -> bool:
+    """Whether a request may take long: a grammar and images may take seconds, however short they are."""
+    return size > LONG_CHARS or request.grammar is not None or bool(request.images)
 
 
 async def _in_daemon_thread(function: Callable[[], Result]) -> Result:

@@ -228,3 +228,17 @@ def test_a_checkpoint_without_an_encoder_is_served_as_text(vision_model, tmp_pat
     assert answers(llm, [{"prompt": "text"}]) == answers(engine(source), [{"prompt": "text"}])
     with pytest.raises(AiakqError, match="the checkpoint has no encoder of images"):
         llm.generate([{"prompt": "<image>", "multi_modal_data": {"image": random_image(1)}}], GREEDY, use_tqdm=False)
+
+
+def test_the_start_up_table_says_whether_images_are_read(vision_model):
+    folder = vision_model("llava")
+    assert engine(folder).engine.facts["model part"] == (
+        "text and images: 43 tensors of multi_modal_projector, vision_tower encode images"
+    )
+    assert engine(folder, language_model_only=True).engine.facts["model part"].startswith("text only: 43 tensors of")
+
+
+def test_an_image_of_one_token_of_mistral_3_is_refused(vision_model):
+    llm = engine(vision_model("mistral3"))
+    with pytest.raises(AiakqError, match=r"too small: .* it has 1 x 1 pixels"):
+        llm.generate([{"prompt": "[IMG]", "multi_modal_data": {"image": random_image(1, 1, 1)}}], GREEDY)

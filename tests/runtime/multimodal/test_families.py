@@ -1,0 +1,107 @@
+"""The tokens of images are those that transformers' processors write."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vision_models import PLACEHOLDERS, config_of, image_processor_of, random_image, tokenizer_of
+
+from aiakq.runtime.config.multimodal import MultimodalConfig
+from aiakq.runtime.multimodal.processor import ImagePreprocessor
+
+#: Of each shape of tiles and rows that the tiny processors make.
+IMAGES = [
+    random_image(1),
+    random_image(2, 24, 40),
+    random_image(3, 16, 16),
+    random_image(4, 80, 9),
+    random_image(5, 5, 70),
+]
+#: Arguments of transformers' processors, which the published models have in their files.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "llava": {"patch_size": 4, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    "llava_siglip": {"patch_size": 4, "vision_feature_select_strategy": "full", "num_additional_image_tokens": 0},
+    "idefics3": {"image_seq_len": 4},
+    "smolvlm": {"image_seq_len": 4},
+    "mistral3": {"patch_size": 4, "spatial_merge_size": 2},
+    "internvl": {"image_seq_length": 4},
+}
+
+
+class ByteTokenizer:
+    """The part of aiakq's tokenizer that a preprocessor uses."""
+
+    encodes_chats = False
+
+    def __init__(self, hf: Any) -> None:
+        self.hf = hf
+
+    def raw_tokens(self, ids: list[int]) -> list[str]:
+        return list(self.hf.convert_ids_to_tokens(ids))
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self.hf(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+
+def preprocessor(kind: str, **arguments: Any) -> ImagePreprocessor:
+    model = config_of(kind)
+    names = {"idefics3": "Idefics3", "smolvlm": "SmolVLM", "mistral3": "Mistral3", "internvl": "InternVL"}
+    config = MultimodalConfig(
+        architecture=f"{names.get(kind, 'Llava')}ForConditionalGeneration",
+        image_token_id=model.image_token_id,
+        raw=model.to_dict(),
+        processor_kwargs=arguments,
+    )
+    return ImagePreprocessor(config, image_processor_of(kind), ByteTokenizer(tokenizer_of(kind)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("llava", {}), ("llava_siglip", {}), ("idefics3", {}), ("idefics3", {"do_image_splitting": False})],
+    ids=["llava", "llava_siglip", "idefics3 in tiles", "idefics3 whole"],
+)
+def test_prompts_have_the_tokens_of_transformers_processor(kind, options):
+    module, name = {"idefics3": ("idefics3", "Idefics3Processor")}.get(kind, ("llava", "LlavaProcessor"))
+    found = importlib.import_module(f"transformers.models.{module}.processing_{module}")
+    tokenizer = tokenizer_of(kind)
+    processor = getattr(found, name)(image_processor_of(kind), tokenizer, **ARGUMENTS[kind])
+    text = "".join(f"{number}: <image>\n" for number in range(len(IMAGES)))
+    expected = processor(images=IMAGES, text=text, images_kwargs=dict(options))["input_ids"][0]
+    ids = tokenizer(text)["input_ids"]
+    assert preprocessor(kind, **options).expanded(ids, IMAGES, [""] * len(IMAGES))[0] == list(expected)
+
+
+@pytest.mark.parametrize("kind", ["smolvlm", "internvl", "mistral3"])
+def test_texts_of_images_are_those_of_transformers_processor(kind):
+    """Their classes need packages for video; the function that writes the text does not."""
+    if kind == "mistral3":
+        pytest.importorskip("torchvision")
+    module, name = {"smolvlm": ("smolvlm", "SmolVLM"), "internvl": ("internvl", "InternVL")}.get(
+        kind, ("pixtral", "Pixtral")
+    )
+    found = importlib.import_module(f"transformers.models.{module}.processing_{module}")
+    tokens = SimpleNamespace(
+        image_token=PLACEHOLDERS[kind],
+        fake_image_token="<fake_token_around_image>",
+        global_image_token="<global-img>",
+        start_image_token="<img>",
+        end_image_token="</img>",
+        image_break_token="[IMG_BREAK]",
+        **ARGUMENTS[kind],
+    )
+    tokens.image_end_token = "[IMG_END]"
+    one, tokenizer = preprocessor(kind), tokenizer_of(kind)
+    options = {
+        "smolvlm": {"return_row_col_info": True},
+        "internvl": {"crop_to_patches": True},
+        "mistral3": {"patch_size": {"height": 8, "width": 8}},
+    }[kind]
+    for image in IMAGES:
+        processed = image_processor_of(kind)([image], return_tensors="np", **options)
+        text = getattr(found, f"{name}Processor").replace_image_token(tokens, processed, 0)
+        assert (
+            one.expanded(tokenizer(PLACEHOLDERS[kind])["input_ids"], [image], [""])[0] == tokenizer(text)["input_ids"]
+        )
