@@ -157,10 +157,11 @@ def write_report(
 
     A page or a card that cannot be made becomes a warning: the weights are done, and are published without it.
     """
-    tag = pipeline_tag(prepared.checkpoint.config)
     pages: dict[str, Callable[[], str]] = {
         PAGE_FILE: lambda: html_page(report),
-        card.CARD_FILE: lambda: card.text(report, prepared.options, prepared.source, inherited, tag),
+        card.CARD_FILE: lambda: card.text(
+            report, prepared.options, prepared.source, inherited, pipeline_tag(prepared.checkpoint.config)
+        ),
     }
     for name, make in pages.items():
         try:
