@@ -12,9 +12,8 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.model_share import ModelShare, stage_of
 from aiakq.runtime.inspect.description import describe_left_out, describe_operations, separate_head_remark
-from aiakq.runtime.loader.dummy_weights import DummyWeights
 from aiakq.runtime.loader.memory_check import check_weights_fit
-from aiakq.runtime.loader.opening import CheckpointWeights, weights_for
+from aiakq.runtime.loader.opening import CheckpointWeights, DummyWeights, weights_for
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.lora.quantized_base import QuantizedBase
 from aiakq.runtime.models import ARCHITECTURES, FAMILIES
