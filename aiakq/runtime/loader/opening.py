@@ -9,7 +9,7 @@ from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.kernels.selection import BACKENDS
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import free_memory
-from aiakq.runtime.loader.dummy_weights import DummyWeights
+from aiakq.runtime.loader.dummy_weights import DummyWeights as DummyWeights
 from aiakq.runtime.loader.required import check_inventory
 from aiakq.runtime.loader.rounding import RoundingAtLoad
 from aiakq.runtime.loader.stored_problem import stacked_problem, stacks, stored_problem
