@@ -180,7 +180,7 @@ REQUEST_ERRORS = {
     ),
     "context_length_exceeded": ErrorKind(
         "The prompt has {prompt} tokens{more}; the context holds {limit}.",
-        "Shorten the prompt{lower}, or set truncate_prompt_tokens.",
+        "Shorten the prompt{lower}, or {otherwise}.",
         USAGE,
     ),
     "unknown_model": ErrorKind(

@@ -57,7 +57,8 @@ def admit(
         max_tokens = min(max_tokens, max_new_tokens)
     if max_new_tokens < max(0 if params.max_tokens == 0 else 1, max_tokens):
         wanted = max(int(limits.generates), max_tokens)
-        raise limits.too_long("max_tokens" if max_new_tokens > 0 else "prompt", len(prompt_token_ids), wanted)
+        param = "max_tokens" if max_new_tokens > 0 else "prompt"
+        raise limits.too_long(param, len(prompt_token_ids), wanted, has_images=bool(media))
     return RequestSpec(
         request_id=request_id,
         prompt_token_ids=list(prompt_token_ids),

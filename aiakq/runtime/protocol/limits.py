@@ -101,8 +101,10 @@ class ModelLimits:
             )
         return self.pooling
 
-    def too_long(self, param: str, prompt: int | str, wanted: int) -> AiakqError:
+    def too_long(self, param: str, prompt: int | str, wanted: int, has_images: bool = False) -> AiakqError:
         """Return the error for a prompt of ``prompt`` tokens, with ``wanted`` tokens to generate, none for pooling."""
         limit = min(self.max_model_len, self.max_kv_tokens)
         more, lower = (f" and asks for {wanted} more", ", lower max_tokens") if wanted else ("", "")
-        return error("context_length_exceeded", param=param, prompt=prompt, more=more, lower=lower, limit=limit)
+        otherwise = "send fewer or smaller images" if has_images else "set truncate_prompt_tokens"
+        fields = {"prompt": prompt, "more": more, "lower": lower, "limit": limit, "otherwise": otherwise}
+        return error("context_length_exceeded", param=param, **fields)

@@ -101,9 +101,13 @@ def seeing(folder, pictures) -> Iterator[RunningServer]:
 def ask(seeing) -> Any:
     client = OpenAI(base_url=f"{seeing.url}/v1", api_key="none", max_retries=0)
 
-    def complete(*parts: Any) -> Any:
+    def complete(*parts: Any, max_tokens: int = 5) -> Any:
         return client.chat.completions.create(
-            model="m", messages=message(*parts), max_tokens=5, temperature=0, extra_body={"return_token_ids": True}
+            model="m",
+            messages=message(*parts),
+            max_tokens=max_tokens,
+            temperature=0,
+            extra_body={"return_token_ids": True},
         )
 
     return complete
@@ -218,6 +222,13 @@ def test_refused_parts(ask, parts, reason):
     with pytest.raises(Exception, match=reason) as raised:
         ask(*parts)
     assert raised.value.status_code == 400
+
+
+def test_too_long_a_prompt_with_images_says_what_to_do(ask):
+    with pytest.raises(Exception, match="or send fewer or smaller images"):
+        ask(image_url(data_url(1)), max_tokens=10**6)
+    with pytest.raises(Exception, match="or set truncate_prompt_tokens"):
+        ask("only text", max_tokens=10**6)
 
 
 def test_text_goes_on_without_images(ask):
