@@ -7,11 +7,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import INDEX, link_problem, read_json, some_of
-from aiakq.formats.safetensors_file import TensorInfo, read_header
-from aiakq.formats.torch_file import read_torch_file
+
+if TYPE_CHECKING:
+    from aiakq.formats.safetensors_file import TensorInfo
 
 #: Names of an index; those of a variant such as fp16 have its name inside.
 _INDEXES = ("*.safetensors.index.json", "*.safetensors.index.*.json")
@@ -226,4 +228,7 @@ def _why_absent(folder: Path, absent: list[str]) -> str:
 
 def shard_header(path: Path, file: str) -> dict[str, TensorInfo]:
     """Return name -> header of the tensors of the shard at ``path``, which messages call ``file``."""
+    from aiakq.formats.safetensors_file import read_header  # imported late, because of torch
+    from aiakq.formats.torch_file import read_torch_file
+
     return (read_torch_file if file.endswith(".bin") else read_header)(path, file)
