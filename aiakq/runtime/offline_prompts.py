@@ -62,6 +62,9 @@ def _check_keys(prompt: dict[str, object], place: str) -> None:
         if key not in _KEYS and key not in _WITHOUT_EFFECT and not is_empty:
             reason = f"a prompt has the keys {', '.join(_KEYS)}"
             raise error("unsupported_parameter", param=f"{place}.{str(key)[:64]}", reason=reason)
+    if prompt.get("multi_modal_data") and prompt.get("mm_processor_kwargs"):
+        reason = "all images of a model have the same; use LLM(..., mm_processor_kwargs=...)"
+        raise error("unsupported_parameter", param=f"{place}.mm_processor_kwargs", reason=reason)
     text, ids, salt = (prompt.get(key) for key in _KEYS[:3])
     if ids is None and text is None:
         raise error("invalid_type", param=place, reason="prompt or prompt_token_ids is expected in it")

@@ -46,3 +46,9 @@ def test_empty_keys_of_prompts_are_accepted(value):
 def test_what_is_no_prompt_is_refused_by_name(prompts, named):
     with pytest.raises(AiakqError, match=named):
         listed_prompts(prompts)
+
+
+def test_arguments_for_the_images_of_one_prompt_are_refused_by_name():
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": object()}, "mm_processor_kwargs": {"size": 8}}
+    with pytest.raises(AiakqError, match=r"prompts\[0\].mm_processor_kwargs"):
+        listed_prompts([prompt])
