@@ -111,15 +111,15 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str, names: Float
         bias=read_bias(tensors, n, name),
         group_size=k if spec.group_size == -1 else spec.group_size,
         input_scale=positive_number(tensors, names.input_unit, name) if spec.static_input else None,
-        table=values(),
+        table=values(packed.device),
         rounding=rounding_of(spec, names.reciprocal),
         unit=divisor,
     )
 
 
-def values() -> Tensor:
+def values(device: torch.device | None = None) -> Tensor:
     """Return the values [16] float32 of the codes."""
-    return torch.tensor(TABLES[TABLE], dtype=torch.float32)
+    return torch.tensor(TABLES[TABLE], dtype=torch.float32, device=device)
 
 
 def unpack(packed: Tensor) -> Tensor:

@@ -276,25 +276,38 @@ class TorchSampler:
     def _launch(
         self, raw: Tensor, logits: Tensor, rows: RowTensors, uniforms: Sequence[float] | NDArray[np.float64]
     ) -> tuple[Tensor, Tensor]:
-        """Return tokens [R] int64 sampled from ``logits`` [R, V], and the results for the host in one float64 tensor.
+        """Return tokens [R] int64 sampled from ``logits`` [R, V], and the results for the host in one tensor of floats.
 
         That tensor holds _PACKED times R values: tokens, log-probabilities, whether the raw logits are finite, whether
         any token is left, whether the candidates were enough, and the tokens' ranks; then, for rows that request them,
         the most likely tokens and their log-probabilities.
         """
-        normalizer = torch.logsumexp(raw, dim=-1)
-        tokens, complete = self._tokens(logits, rows, uniforms)
-        token_logits = raw.gather(1, tokens.unsqueeze(1))
-        ranks = torch.zeros_like(tokens)
-        if rows.has_ranks:
-            ranks = (raw > token_logits).sum(dim=-1) + 1
-        left = logits.amax(dim=-1) > float("-inf")
-        fixed = (tokens, token_logits.squeeze(1) - normalizer, torch.isfinite(normalizer), left, complete, ranks)
-        parts = [column.double() for column in fixed]
+        if rows.random or rows.given is not None:
+            tokens, normalizer, packed = self._chosen(raw, logits, rows, uniforms)
+        else:
+            tokens, normalizer, packed = self.greedy(raw, logits, rows.has_ranks)
+        parts = [packed]
         for count, some in rows.top_rows.items():
             values, ids = (raw[some] - normalizer[some].unsqueeze(1)).topk(count)
             parts += [ids.double().flatten(), values.double().flatten()]
-        return tokens, torch.cat(parts)
+        return tokens, packed if len(parts) == 1 else torch.cat(parts)
+
+    def greedy(self, raw: Tensor, logits: Tensor, has_ranks: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the first of the most likely tokens [R] int64 by ``logits``, the logarithms [R] float32 of the sums of
+        exponentials of ``raw``, and the results for the host, [_PACKED * R] float64, or float32, which holds them too;
+        ranks need not be right without ``has_ranks``.
+        """
+        tokens = logits.argmax(dim=-1)
+        normalizer = torch.logsumexp(raw, dim=-1)
+        return tokens, normalizer, _packed(raw, logits, tokens, normalizer, torch.ones_like(tokens), has_ranks)
+
+    def _chosen(
+        self, raw: Tensor, logits: Tensor, rows: RowTensors, uniforms: Sequence[float] | NDArray[np.float64]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same where some tokens are given or sampled at random."""
+        normalizer = torch.logsumexp(raw, dim=-1)
+        tokens, complete = self._tokens(logits, rows, uniforms)
+        return tokens, normalizer, _packed(raw, logits, tokens, normalizer, complete, rows.has_ranks)
 
     def _tokens(
         self, logits: Tensor, rows: RowTensors, uniforms: Sequence[float] | NDArray[np.float64]
@@ -357,6 +370,17 @@ class TorchPendingSamples:
             results.top.update(zip(requesting, itertools.starmap(TopTokens, pairs), strict=True))
             end += 2 * size
         return results
+
+
+def _packed(
+    raw: Tensor, logits: Tensor, tokens: Tensor, normalizer: Tensor, complete: Tensor, has_ranks: bool
+) -> Tensor:
+    """Return the results of rows for the host, [_PACKED * R] float64."""
+    token_logits = raw.gather(1, tokens.unsqueeze(1))
+    ranks = (raw > token_logits).sum(dim=-1) + 1 if has_ranks else torch.zeros_like(tokens)
+    left = logits.amax(dim=-1) > float("-inf")
+    fixed = (tokens, token_logits.squeeze(1) - normalizer, torch.isfinite(normalizer), left, complete, ranks)
+    return torch.cat([column.double() for column in fixed])
 
 
 def _by_num_logprobs(rows: Sequence[SampleRow]) -> dict[int, list[int]]:

@@ -110,15 +110,16 @@ def decode(
     parts = torch.empty(len(items), H, DV, dtype=torch.float32, device=query.device)
     peaks = torch.empty(len(items), H, 2, dtype=torch.float32, device=query.device)
     scales = tuple(cache[2:]) or (peaks, peaks)
+    has_sinks, sinks = spec.sinks is not None, _given(spec.sinks, peaks)
     decode_kernel[(len(items), spec.num_kv_heads)](
-        query, cache[0], cache[1], *scales, context.page_table, context.kv_len, items, starts, S, parts, peaks,
-        _given(spec.alibi, peaks), query.stride(0), context.page_table.stride(0), _scale(spec), spec.softcap,
-        **constants, ROWS=power_of_two(_uncut_group(spec)), TILE=chosen.tile,
+        query, cache[0], cache[1], *scales, context.page_table, context.kv_len, items, starts, S, parts, peaks, out,
+        _given(spec.alibi, peaks), sinks, query.stride(0), out.stride(0), context.page_table.stride(0), _scale(spec),
+        spec.softcap, **constants, ROWS=power_of_two(_uncut_group(spec)), TILE=chosen.tile, SINKS=has_sinks,
         STAGES=chosen.stages, num_warps=chosen.warps,
     )  # fmt: skip
     combine_kernel[(S, H)](
-        parts, peaks, starts, _given(spec.sinks, peaks), out, out.stride(0),
-        H=H, D=DV, WIDTH=WIDTH_V, SPLITS=MAX_SPLITS, SINKS=spec.sinks is not None, num_warps=4,
+        parts, peaks, starts, sinks, out, out.stride(0),
+        H=H, D=DV, WIDTH=WIDTH_V, SPLITS=MAX_SPLITS, SINKS=has_sinks, SEVERAL=True, num_warps=4,
     )  # fmt: skip
 
 

@@ -211,14 +211,16 @@ def decode_kernel(
     S,
     parts_ptr,  # [items, H, DV] float32
     peaks_ptr,  # [items, H, 2] float32: the highest score and the sum
+    out_ptr,  # [S, H * DV]
     slopes_ptr,  # [H] float32
-    q_stride, table_stride, scale, softcap,
+    sinks_ptr,  # [H] float32
+    q_stride, out_stride, table_stride, scale, softcap,
     HKV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     DV: tl.constexpr, WIDTH_V: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, SCALED: tl.constexpr,
-    STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
+    SCALED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One split of one sequence's positions for the heads of one group."""
+    """One split of one sequence's positions for the heads of one group; the result if it is the only one."""
     item = tl.program_id(0).to(tl.int64)
     if item >= tl.load(starts_ptr + S):
         return
@@ -239,10 +241,22 @@ def decode_kernel(
         scale if CAPPED else scale * LOG2E, softcap * LOG2E, HKV, D, WIDTH, DV, WIDTH_V, PAGE, TILE, WINDOW, CHUNK,
         CAPPED, ALIBI, SCALED, True, STAGES, highest, total, sums,
     )  # fmt: skip
-    index = item * (HKV * GROUP) + at
-    store_values(parts_ptr + index * DV, sums, row < GROUP, DV, WIDTH_V)
-    tl.store(peaks_ptr + index * 2, highest, mask=row < GROUP)
-    tl.store(peaks_ptr + index * 2 + 1, total, mask=row < GROUP)
+    valid = row < GROUP
+    if tl.load(starts_ptr + sequence + 1) - tl.load(starts_ptr + sequence) == 1:
+        if SINKS:
+            sink = tl.load(sinks_ptr + at, mask=valid, other=0.0) * LOG2E
+            peak = tl.maximum(highest, sink)
+            share = tl.exp2(highest - peak)
+            total = total * share + tl.exp2(sink - peak)
+            sums = sums * share[:, None]
+        # Rows beyond GROUP have a sum as well, of scores of 0.
+        out = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
+        store_values(out_ptr + sequence * out_stride + at * DV, out, valid, DV, WIDTH_V)
+    else:
+        index = item * (HKV * GROUP) + at
+        store_values(parts_ptr + index * DV, sums, valid, DV, WIDTH_V)
+        tl.store(peaks_ptr + index * 2, highest, mask=valid)
+        tl.store(peaks_ptr + index * 2 + 1, total, mask=valid)
 
 
 @triton.jit
@@ -258,12 +272,15 @@ def combine_kernel(
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,  # of a sequence at most, a power of two
     SINKS: tl.constexpr,
+    SEVERAL: tl.constexpr,
 ):
-    """Combine the splits of decode_kernel for one head of one sequence."""
+    """Combine the splits of decode_kernel for one head of one sequence; with SEVERAL, only those that are several."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     first = tl.load(starts_ptr + sequence)
     count = tl.load(starts_ptr + sequence + 1) - first
+    if SEVERAL and count == 1:
+        return
     part = tl.arange(0, SPLITS)
     index = (first + part).to(tl.int64) * H + head
     mask = part < count

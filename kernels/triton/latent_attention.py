@@ -114,7 +114,7 @@ def decode(
     )  # fmt: skip
     combine_kernel[(S, H)](
         parts, peaks, starts, peaks, out, out.stride(0),
-        H=H, D=L, WIDTH=options["WIDTH_L"], SPLITS=MAX_SPLITS, SINKS=False, num_warps=4,
+        H=H, D=L, WIDTH=options["WIDTH_L"], SPLITS=MAX_SPLITS, SINKS=False, SEVERAL=False, num_warps=4,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Sampling on GPUs: the torch reference with masks applied by sampling_kernel.py."""
+"""Sampling on GPUs: the torch reference, whose masks and greedy rows are computed by sampling_kernel.py."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from torch import Tensor
 
 from aiakq.kernels import triton
 from aiakq.kernels.ops.sampling import CANDIDATES, TorchSampler
+from aiakq.kernels.triton.attention_blocks import power_of_two
 from aiakq.kernels.types import SamplingProblem
 
 #: Words of a mask, of 32 tokens each, per program.
 WORDS = 32
+#: Tokens per program of greedy rows. It depends on nothing else, so that sums do not.
+WIDTH = 4096
 
 
 def supports(problem: SamplingProblem) -> str | None:
@@ -26,7 +29,32 @@ def prepare(problem: SamplingProblem) -> TritonSampler:
 
 
 class TritonSampler(TorchSampler):
-    """TorchSampler that only touches the logits of masked tokens when it applies a mask."""
+    """TorchSampler that reads logits once to find the most likely tokens, and only touches those of masked tokens when
+    it applies a mask.
+    """
+
+    def greedy(self, raw: Tensor, logits: Tensor, has_ranks: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """See TorchSampler."""
+        from aiakq.kernels.triton.sampling_kernel import greedy_kernel, greedy_parts_kernel
+
+        (R, vocab), same, device = raw.shape, logits is raw, raw.device
+        parts = -(-vocab // WIDTH)
+        values = torch.empty(R, parts, 3, device=device)
+        best = torch.empty(R, parts, dtype=torch.int32, device=device)
+        tokens = torch.empty(R, dtype=torch.int64, device=device)
+        normalizers = torch.empty(R, device=device)
+        packed = torch.empty(6 * R, device=device)
+        if R:
+            greedy_parts_kernel[(R, parts)](
+                raw, logits, values, best, raw.stride(0), logits.stride(0), vocab, SAME=same, WIDTH=WIDTH, num_warps=4
+            )
+            greedy_kernel[(R,)](
+                raw, values, best, tokens, normalizers, packed, raw.stride(0), parts,
+                PARTS=power_of_two(parts), num_warps=1,
+            )  # fmt: skip
+        if has_ranks and not same:
+            packed[5 * R :] = (raw > raw.gather(1, tokens.unsqueeze(1))).sum(dim=-1) + 1
+        return tokens, normalizers, packed
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """Set tokens not allowed by ``bits`` [N, W] int32 to -inf in rows ``rows`` [N] int64 of ``logits`` [R, V]."""

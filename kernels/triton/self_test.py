@@ -257,15 +257,17 @@ def _gated_norm(device: torch.device) -> float:
 
 
 def _sampling(device: torch.device) -> float:
-    """Check masks over some rows of logits."""
-    logits, rows = torch.randn(5, 1003, device=device), torch.tensor([3, 0], device=device)
-    bits = torch.randint(-(2**31), 2**31, (2, 32), dtype=torch.int64, device=device).int()
+    """Check masks over some rows of logits, and the most likely tokens of all rows with and without."""
+    logits, rows = torch.randn(5, 5003, device=device), torch.tensor([3, 0], device=device)
+    logits[2, 4500:] = logits[2].max()
+    bits = torch.randint(-(2**31), 2**31, (2, 157), dtype=torch.int64, device=device).int()
     errors = []
     for name in ("triton", "torch"):
         masked = logits.clone()
         sampler = REGISTRIES["sampling"].load(name).prepare(SamplingProblem(torch.float32, device.type))
         sampler.mask(masked, rows, bits)
-        errors.append(masked.clamp(min=-100))
+        greedy = [sampler.greedy(logits, each, True)[2].float() for each in (logits, masked)]
+        errors.append(torch.cat([masked.clamp(min=-100).flatten(), *greedy]))
     return relative_error(*errors)
 
 

@@ -50,8 +50,8 @@ from aiakq.kernels.triton.norm_kernel import norm_kernel
 from aiakq.kernels.triton.recurrence import HELD
 from aiakq.kernels.triton.recurrence_kernel import recurrence_kernel
 from aiakq.kernels.triton.rotary_kernel import rotary_kernel
-from aiakq.kernels.triton.sampling import WORDS
-from aiakq.kernels.triton.sampling_kernel import mask_kernel
+from aiakq.kernels.triton.sampling import WIDTH, WORDS
+from aiakq.kernels.triton.sampling_kernel import greedy_kernel, greedy_parts_kernel, mask_kernel
 from aiakq.kernels.triton.states import TOKENS
 from aiakq.kernels.types import AttentionSpec
 
@@ -173,7 +173,8 @@ def attention_kernels(arch: int) -> Iterator[Row]:
                     rows, matrix = 1, "HMMA"
                     made = compiled(
                         attention_kernel.decode_kernel, arch, x, *cache, *tables, *tables, 64,
-                        *[MockTensor(torch.float32)] * 3, 6144, 64, 0.1, 0.0, ROWS=16, **common,
+                        *[MockTensor(torch.float32)] * 2, x, *[MockTensor(torch.float32)] * 2, 6144, 4096, 64, 0.1, 0.0,
+                        ROWS=16, SINKS=False, **common,
                     )  # fmt: skip
                 else:
                     rows, matrix = config.share, tensor_core(arch, warps)
@@ -237,13 +238,24 @@ def recurrent_kernels(arch: int) -> Iterator[Row]:
     yield row("gated norm", made, 128, 1)
 
 
-def mask_kernels(arch: int) -> Iterator[Row]:
-    """Masks of a vocabulary of 151,936 tokens; instructions per token."""
+def sampling_kernels(arch: int) -> Iterator[Row]:
+    """Masks and greedy rows of a vocabulary of 151,936 tokens; instructions per token."""
     made = compiled(
         mask_kernel, arch, MockTensor(torch.float32), MockTensor(torch.int64), MockTensor(torch.int32), 151936, 4748,
         151936, WORDS=WORDS, num_warps=4,
     )  # fmt: skip
     yield described("mask", "row", arch, 1, made, 32 * WORDS / (4 * 32), None)
+    floats, numbers, count = MockTensor(torch.float32), MockTensor(torch.int32), -(-151936 // WIDTH)
+    made = compiled(
+        greedy_parts_kernel, arch, floats, floats, floats, numbers, 151936, 151936, 151936, SAME=True, WIDTH=WIDTH,
+        num_warps=4,
+    )  # fmt: skip
+    yield described("greedy", "row", arch, 1, made, WIDTH / (4 * 32), None)
+    made = compiled(
+        greedy_kernel, arch, floats, floats, numbers, MockTensor(torch.int64), floats, floats,
+        151936, count, PARTS=64, num_warps=1,
+    )  # fmt: skip
+    yield described("greedy, combined", "row", arch, 1, made, 64 / 32, None)
 
 
 def gptq_kernels(arch: int) -> Iterator[Row]:
@@ -402,7 +414,7 @@ def page(made: list[dict[str, Any]]) -> str:
 def made_for(arch: int) -> list[dict[str, Any]]:
     kinds = [grouped_kernels, integer_kernels, attention_kernels, latent_kernels]
     if arch == 90 or not QUICK:
-        kinds += [row_kernels, mask_kernels, recurrent_kernels, lora_kernels, gptq_kernels]
+        kinds += [row_kernels, sampling_kernels, recurrent_kernels, lora_kernels, gptq_kernels]
     made = [kernel for kind in kinds for kernel in kind(arch)]
     made += expert_kernels(arch, compiled, described, launches, tensor_core)
     made += float_code_kernels(arch, compiled, described, launches, tensor_core, is_split)

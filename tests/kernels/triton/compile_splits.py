@@ -24,6 +24,6 @@ def split_kernels(
     yield described("splits", "row", arch, 1, made, 256 / 64, None)
     made = compiled(
         attention_kernel.combine_kernel, arch, floats, floats, numbers, floats, x, 4096, H=32, D=128, WIDTH=128,
-        SPLITS=attention_blocks.MAX_SPLITS, SINKS=False, num_warps=4,
+        SPLITS=attention_blocks.MAX_SPLITS, SINKS=False, SEVERAL=True, num_warps=4,
     )  # fmt: skip
     yield described("combine", "row", arch, 1, made, 8 * 128 / 128, None)
