@@ -29,6 +29,7 @@ from pathlib import Path
 
 import gpu_checks
 import gpu_engine
+import gpu_families
 import gpu_measure
 import gpu_quantize
 from gpu_checks import Machine, NeedsGpuError
@@ -109,6 +110,10 @@ STEPS: dict[str, Step] = {
         f"quantize: {name}": _check(partial(gpu_quantize.quantizing_agrees, name), 150)
         for name in gpu_quantize.QUANTIZATIONS
     },
+    **{
+        f"families: part {part}": _check(partial(gpu_families.families_agree, part), 150)
+        for part in range(gpu_families.PARTS)
+    },
     "ranks_agree": _check(ranks_agree, 120, alone=True),
     "meeting_times": _check(meeting_times, 90, alone=True),
     "compiled_in_parallel": Step(gpu_measure.compiled_in_parallel, 120, 60),
@@ -119,6 +124,7 @@ STEPS: dict[str, Step] = {
     "latent_speed": Step(partial(gpu_measure.layer_speed, "latents"), 60, 20),
     "recurrent_speed": Step(partial(gpu_measure.layer_speed, "recurrent"), 60, 20),
     "engine_speed": Step(gpu_measure.engine_speed, 200, 60),
+    "mixture_speed": Step(gpu_measure.mixture_speed, 200, 60),
     "rank_speed": Step(gpu_measure.rank_speed, 200, 60),
     "example_model_speed": Step(gpu_measure.example_model_speed, 60, 20),
     "verification_speed": Step(gpu_measure.verification_speed, 60, 20),

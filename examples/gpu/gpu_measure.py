@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import gpu_checks
@@ -121,6 +122,29 @@ def engine_speed(given: Measurement) -> dict:
         options = {"device": "cpu", "dtype": "float32", "num_gpu_blocks_override": 40}
         return gpu_speed.engine_speed(given.ceilings, given.left, *small, save=given.save, **options)
     return gpu_speed.engine_speed(given.ceilings, given.left, save=given.save)
+
+
+def mixture_speed(given: Measurement) -> dict:
+    """Steps of the whole engine for mixtures of experts, random weights."""
+    import gpu_speed
+
+    given.machine.needs_gpu()
+    rows: list[dict] = []
+    notes: dict[str, str] = {}
+
+    def joined(name: str, found: dict) -> dict:
+        own = {f"{name}: {key}": text for key, text in found["notes"].items()}
+        return {"rows": [*rows, *({"model": name} | row for row in found["rows"])], "notes": notes | own}
+
+    for name, (config, specs) in gpu_speed.MIXTURES.items():
+        save = partial(_save_joined, given.save, partial(joined, name))
+        found = gpu_speed.engine_speed(given.ceilings, given.left, config, save=save, specs=specs, floor=False)
+        rows, notes = joined(name, found).values()
+    return {"rows": rows, "notes": notes}
+
+
+def _save_joined(save: Callable[[dict], None], joined: Callable[[dict], dict], found: dict) -> None:
+    save(joined(found))
 
 
 def example_model_speed(given: Measurement) -> dict:

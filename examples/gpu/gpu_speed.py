@@ -18,7 +18,8 @@ from aiakq.bench.timing import copies, microseconds
 from aiakq.formats import quantization_config
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.attention import PagedAttention, as_bytes
-from aiakq.kernels.triton import linear, linear_int8
+from aiakq.kernels.tables import TABLES
+from aiakq.kernels.triton import linear, linear_floats, linear_int8
 from aiakq.kernels.types import AttentionContext, AttentionSpec, QWeight
 from aiakq.spec import QuantSpec
 
@@ -55,13 +56,56 @@ SHAPES = {
 }
 ROWS = (1, 16, 64, 256, 1024, 4096)
 #: Bytes of a weight with its scales.
-FORMATS = {"w4a16": 0.5 + 4 / 128, "w8a16": 1.0, "w8a8": 1.0}
-#: Ours -> theirs.
-PEERS = {"w4a16": ("torch int4", "gemlite w4a16"), "w8a16": (), "w8a8": ("torch int_mm",)}
-SPECS = {
-    "w4a16": QuantSpec("gptq", "gptq", 4, 128),
-    "w8a8": QuantSpec("smooth_quant", "compressed-tensors", 8, activation_bits=8),
+FORMATS = {
+    "w4a16": 0.5 + 4 / 128,
+    "w8a16": 1.0,
+    "w8a8": 1.0,
+    "fp8a16": 1.0,
+    "mxfp4": 0.5 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
 }
+#: Ours -> theirs.
+PEERS = {
+    "w4a16": ("torch int4", "gemlite w4a16"),
+    "w8a16": (),
+    "w8a8": ("torch int_mm",),
+    "fp8a16": (),
+    "mxfp4": (),
+    "nvfp4": (),
+}
+#: Formats of the whole engine: their quantization_config.
+SPECS: dict[str, dict[str, Any] | None] = {
+    "w4a16": quantization_config.write(QuantSpec("gptq", "gptq", 4, 128)),
+    "w8a8": quantization_config.write(QuantSpec("smooth_quant", "compressed-tensors", 8, activation_bits=8)),
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "bf16": None,
+}
+#: A fourth of the layers of two mixtures of experts, and their formats.
+QWEN3_30B = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "num_hidden_layers": 12,
+    "num_key_value_heads": 4,
+    "model_type": "qwen3_moe",
+}
+MXFP4 = quantization_config.write(QuantSpec("mxfp4", "compressed-tensors", 4, 32, table="e2m1", scale_type="e8m0"))
+MIXTURES: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any] | None]]] = {
+    "Qwen3 30B A3B, 12 of 48 layers": (
+        QWEN3_30B,
+        {"w4a16": SPECS["w4a16"], "mxfp4": MXFP4, "fp8": SPECS["fp8"], "bf16": None},
+    ),
+}
+
+#: Format of a whole engine -> its products.
+FLOORS = {"fp8": "fp8a16", "bf16": "torch bf16"}
 
 Left = Callable[[], float]
 #: Stores an incomplete result.
@@ -74,11 +118,29 @@ def _forget(found: dict[str, Any]) -> None:
 
 def weight(kind: str, n: int, k: int, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
     """A layer of ours in one of FORMATS."""
+    if kind in ("fp8a16", "mxfp4", "nvfp4"):
+        return _float_weight(kind, n, k, device)
     codes = torch.randint(0, 16 if kind == "w4a16" else 256, (n, k), dtype=torch.uint8, device=device)
     group = 128 if kind == "w4a16" else k
     made = QWeight(kind, codes, torch.rand(n, k // group, device=device).half() / 64, group_size=group)
     module = linear_int8 if kind == "w8a8" else linear
     return module.prepare(made, made.problem(torch.bfloat16, device.type))
+
+
+def _float_weight(kind: str, n: int, k: int, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A layer of codes that are floats: 8 bits in blocks of 128, or 4 bits in groups of 32 or 16."""
+    group = {"fp8a16": 128, "mxfp4": 32, "nvfp4": 16}[kind]
+    if kind == "fp8a16":
+        scales = torch.rand(n // 128, k // 128, device=device).repeat_interleave(128, 0) / 64
+        codes = torch.randn(n, k, device=device).to(torch.float8_e4m3fn)
+        made = QWeight(kind, codes.view(torch.uint8), scales, group_size=group, code_type=torch.float8_e4m3fn)
+    else:
+        scales = torch.randint(-9, -4, (n, k // group), device=device).float().exp2()
+        if kind == "nvfp4":
+            scales = torch.rand(n, k // group, device=device).to(torch.float8_e4m3fn).float()
+        codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
+        made = QWeight("lut4a16", codes, scales, group_size=group, table=torch.tensor(TABLES["e2m1"], device=device))
+    return linear_floats.prepare(made, made.problem(torch.bfloat16, device.type))
 
 
 def roofline_us(n: int, k: int, m: int, kind: str, ceilings: dict[str, float]) -> float:
@@ -268,13 +330,33 @@ def step_ms(engine: Any, batch: int, steps: int, ahead: bool) -> float | None:
     return sorted(times)[len(times) // 2] if times else None
 
 
-def random_engine(config: dict[str, Any], spec: QuantSpec, **arguments: Any) -> tuple[Any, float]:
+def kernels_of_a_step(engine: Any, steps: int) -> str:
+    """What takes the time of a step on the GPU: microseconds, launches and name of the kernels, the largest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    engine.max_pending_steps = 1
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(steps):
+            engine.step(0.0, [])
+        torch.cuda.synchronize()
+    totals: dict[str, list[float]] = {}
+    for event in profiled.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            kept = totals.setdefault(event.name[:60], [0, 0])
+            kept[0] += event.device_time / steps
+            kept[1] += 1 / steps
+    ordered = sorted(totals.items(), key=lambda each: -each[1][0])[:14]
+    every = sum(us for us, _ in totals.values())
+    return f"{every:.0f} us: " + "; ".join(f"{us:.0f} us, {count:.0f} x {name}" for name, (us, count) in ordered)
+
+
+def random_engine(config: dict[str, Any], stored: dict[str, Any] | None, **arguments: Any) -> tuple[Any, float]:
     """An engine of a model of this shape at random weights, and the seconds that loading it took."""
     from aiakq.runtime.build.loading import load_engine
     from aiakq.runtime.config.engine import EngineConfig
 
     with tempfile.TemporaryDirectory() as folder:
-        written = config | {"quantization_config": quantization_config.write(spec)}
+        written = config | ({"quantization_config": stored} if stored else {})
         (Path(folder) / "config.json").write_text(json.dumps(written))
         began = time.perf_counter()
         engine = load_engine(EngineConfig.from_args({"model": folder, **arguments}))
@@ -303,6 +385,8 @@ def engine_speed(
     context: int = 1024,
     steps: int = 24,
     save: Save = _forget,
+    specs: dict[str, dict[str, Any] | None] = SPECS,
+    floor: bool = True,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Decoding steps of the whole engine, from the scheduler to tokens on the host, at random weights: prepared while
@@ -312,7 +396,7 @@ def engine_speed(
     notes: dict[str, str] = {}
     # Sequences whose prompts are computed decode while others are not done; they need pages too.
     budget = 8192
-    most = 2 * steps + 8 + 2 * -(-max(batches) * context // budget)
+    most = 2 * steps + 16 + 2 * -(-max(batches) * context // budget)
     given = {
         "device": "cuda",
         "dtype": "bfloat16",
@@ -323,7 +407,7 @@ def engine_speed(
         "enable_prefix_caching": False,
         "compilation_config": {"cudagraph_capture_sizes": list(batches)},
     }
-    for kind, spec in SPECS.items():
+    for kind, spec in specs.items():
         if left() < 40:
             notes[kind] = "no time left"
             continue
@@ -340,13 +424,17 @@ def engine_speed(
             num_prompt_tokens += batch * context
             prompt_s = prompts_s(engine, prompts, most, num_prompt_tokens)
             step, waiting = (step_ms(engine, batch, steps, ahead) for ahead in (True, False))
+            if torch.cuda.is_available():
+                notes[f"{kind}, batch {batch}, kernels"] = kernels_of_a_step(engine, 3)
             engine.abort_all()
             if step is None or waiting is None:
                 notes[f"{kind}, batch {batch}"] = "the pages do not hold so many at once"
                 continue
-            least = step_floor_ms(config, kind, batch, context, ceilings)
             row = {"format": kind, "batch": batch, "step_ms": step, "synchronous_ms": waiting}
-            row |= {"tokens_per_s": batch / step * 1e3, "roofline_ms": least, "reached": least / step}
+            row |= {"tokens_per_s": batch / step * 1e3}
+            if floor:
+                least = step_floor_ms(config, FLOORS.get(kind, kind), batch, context, ceilings)
+                row |= {"roofline_ms": least, "reached": least / step}
             table.append(row | {"prompt_tokens_per_s": batch * context / prompt_s})
             save({"rows": table, "notes": notes})
         del engine
@@ -365,6 +453,7 @@ def tune(folder: Path) -> dict[str, Any]:
         (Path(model) / "config.json").write_text(json.dumps(LLAMA))
         config = EngineConfig.from_args({"model": model, "device": "cuda", "load_format": "dummy"})
     # The products of a layer, but not the head, which is not quantized.
-    products = [Product(name, *shape, spec) for spec in SPECS.values() for name, shape in list(SHAPES.items())[:4]]
+    specs = QuantSpec("gptq", "gptq", 4, 128), QuantSpec("smooth_quant", "compressed-tensors", 8, activation_bits=8)
+    products = [Product(name, *shape, spec) for spec in specs for name, shape in list(SHAPES.items())[:4]]
     problem = Problem(torch.device("cuda"), torch.bfloat16, products, config)
     return {"file": str(tune_kernels(problem, 1024, folder, lambda *progress: None))}
