@@ -13,6 +13,8 @@ from aiakq.bench.timing import microseconds
 from aiakq.kernels.ops import REGISTRIES, Ops
 from aiakq.kernels.ops.attention import as_bytes
 from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec, StateContext
+from aiakq.kernels.triton import latent_attention
+from aiakq.kernels.triton.attention_blocks import num_splits
 from aiakq.kernels.triton.recurrence import TritonRecurrence, chunk_config, chunk_config_of
 from aiakq.kernels.types import AttentionContext, AttentionSpec
 
@@ -110,6 +112,31 @@ def latents(
                 own = replace(context, plans={})
                 table.add(case, "torch", partial(layer.attend, query, cache, own), moved, work)
             del cache, query
+    return table.found()
+
+
+def latent_splits(
+    table: Table, left: Callable[[], float], decoding: tuple = ((1, 8192), (16, 8192), (64, 2048), (40, 3000))
+) -> dict[str, Any]:
+    """Decoding over 16-bit latents with other numbers of programs per multiprocessor, and other tiles."""
+    device, spec, dtype = table.device, LATENTS, torch.bfloat16
+    used = latent_attention.config_of(9, spec.num_heads, True, 16)
+    for batch, length in decoding:
+        context = step([1] * batch, [length] * batch, device)
+        cache = (torch.randn(1 + batch * -(-length // PAGE), PAGE, 1, spec.head_dim, dtype=dtype, device=device),)
+        query = torch.randn(batch, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
+        out = torch.empty(batch, spec.num_heads, spec.value_dim, dtype=dtype, device=device)
+        moved = 2.0 * (cache[0].numel() + query.numel() + out.numel())
+        work = 2.0 * batch * length * spec.num_heads * (spec.head_dim + spec.value_dim)
+        for config in (used, replace(used, tile=32)):
+            for share in (1, 2, 3, 4):
+                if left() < 10:
+                    table.notes["not measured"] = f"from decode {batch} x {length}, {share} programs on: no time left"
+                    return table.found()
+                target = num_splits(device, batch, -(-spec.num_heads // config.heads), share)
+                call = partial(latent_attention.decode, query, out, cache, context, spec, config, target)
+                title = f"tile {config.tile}, {share} programs"
+                table.add(f"decode {batch} x {length}", title, call, moved, work, optional=True)
     return table.found()
 
 

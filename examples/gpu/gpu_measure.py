@@ -95,13 +95,13 @@ def attention_speed(given: Measurement) -> dict:
 
 
 def layer_speed(name: str, given: Measurement) -> dict:
-    """Attention over latents, recurrent layers, or launches of the latter in chunks, of the sizes of models."""
+    """Attention over latents, recurrent layers, or launches of either, of the sizes of models."""
     import gpu_layers
     import torch
 
     from aiakq.kernels.types import AttentionSpec
 
-    if name == "chunked":
+    if name in ("chunked", "latent_splits"):
         given.machine.needs_gpu()
 
     table = gpu_layers.Table(given.ceilings, torch.device(given.machine.device), given.save, [], {})
