@@ -118,7 +118,7 @@ class TritonRecurrence:
     def by_token(
         self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext, y: Tensor, most: int
     ) -> None:
-        """Compute the rows of y of sequences of at most ``most`` tokens."""
+        """Compute the rows of y [T, H * value_dim] of sequences of at most ``most`` tokens."""
         from aiakq.kernels.triton.recurrence_kernel import recurrence_kernel
 
         spec, tables = self.spec, state_tables(context, x.device)
@@ -132,13 +132,15 @@ class TritonRecurrence:
         )  # fmt: skip
 
     def _in_chunks(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext, y: Tensor) -> None:
-        """Compute the rows of y of sequences of at least FEWEST tokens."""
+        """Compute the rows of y [T, H * value_dim] of sequences of at least FEWEST tokens."""
         config = self.config or chunk_config(self.spec, x.device)
         factors, matrices = self.chunks(x, gates, context, config)
         self.scan(x, factors, matrices, states, context, y, config)
 
     def chunks(self, x: Tensor, gates: Tensor, context: AttentionContext, config: ChunkConfig) -> tuple[Tensor, Tensor]:
-        """Compute what chunks need besides states: the factors and the matrices of recurrence_chunks_kernel.py."""
+        """Return what the N chunks need besides states, as in recurrence_chunks_kernel.py: factors [H, 3, T] float32
+        and matrices [N, H, 2 or 4, C, C] bfloat16.
+        """
         from aiakq.kernels.triton.recurrence_chunks_kernel import chunk_kernel
 
         spec, size = self.spec, config.tokens
@@ -157,7 +159,7 @@ class TritonRecurrence:
         self, x: Tensor, factors: Tensor, matrices: Tensor, states: Tensor, context: AttentionContext, y: Tensor,
         config: ChunkConfig,
     ) -> None:  # fmt: skip
-        """Compute rows of y and states with the factors and matrices of ``chunks``."""
+        """Compute rows of y [T, H * value_dim] and states with the factors and matrices of ``chunks``."""
         from aiakq.kernels.triton.recurrence_chunks_kernel import scan_kernel
 
         spec, tables = self.spec, chunk_tables(context, x.device, config.tokens)

@@ -167,16 +167,9 @@ def chunk_kernel(
 
 @triton.jit
 def scan_kernel(
-    x_ptr,
-    skip_ptr,
-    states_ptr,
-    sources_ptr,
+    x_ptr, skip_ptr, states_ptr, sources_ptr,
     sequences_ptr,  # [L, 3] int32: see ChunkTables
-    chunks_ptr,
-    factors_ptr,
-    matrices_ptr,
-    y_ptr,
-    T, x_stride,
+    chunks_ptr, factors_ptr, matrices_ptr, y_ptr, T, x_stride,
     H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr,
     CHUNK: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip

@@ -63,20 +63,17 @@ def recurrence_kernel(
     saves_ptr,
     y_ptr,  # [T, H * DV]
     x_stride, gates_stride,
-    most,  # tokens of a sequence; others are computed in chunks
+    most,  # tokens of a sequence; longer ones are computed in chunks
     low, high,
     factor,  # of the delta rule's queries
-    epsilon,
-    H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr,
-    DELTA: tl.constexpr, SKIP: tl.constexpr,
+    epsilon, H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr,
+    BLOCK: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """All tokens of a sequence, BLOCK columns of one head."""
-    head = tl.program_id(1)
-    sequence = tl.program_id(2)
+    head, sequence = tl.program_id(1), tl.program_id(2)
     k = tl.arange(0, WIDTH)
     v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    key_there = k < DK
-    value_there = v < DV
+    key_there, value_there = k < DK, v < DV
     mask = key_there[:, None] & value_there[None, :]
     inside = k[:, None] * DV + v[None, :]
     start = tl.load(starts_ptr + sequence).to(tl.int64)
@@ -85,8 +82,7 @@ def recurrence_kernel(
         return
     source = tl.load(sources_ptr + sequence).to(tl.int64)
     state = tl.load(states_ptr + (source * H + head) * (DK * DV) + inside, mask=mask, other=0.0)
-    rate = tl.load(rate_ptr + head)
-    bias = tl.load(bias_ptr + head)
+    rate, bias = tl.load(rate_ptr + head), tl.load(bias_ptr + head)
     skip = tl.load(skip_ptr + head) if SKIP else 0.0
     value_at = head * DV + v
     x_ptr += start * x_stride

@@ -21,13 +21,13 @@ from typing import Any
 
 import compiling
 import torch
+from compile_chunks import chunked_kernels
 from compile_experts import expert_kernels
 from compile_floats import decoding_kernel, float_code_kernels
 from compile_splits import split_kernels
 from compiling import SHARED, Compiled
 from triton.runtime.jit import MockTensor
 
-from aiakq.kernels.recurrent_types import RecurrenceSpec
 from aiakq.kernels.triton import (
     attention,
     attention_kernel,
@@ -48,8 +48,7 @@ from aiakq.kernels.triton.gptq_kernel import round_kernel, search_kernel
 from aiakq.kernels.triton.latent_attention_kernel import latent_decode_kernel, latent_prefill_kernel
 from aiakq.kernels.triton.lora_kernel import expand_kernel, shrink_kernel
 from aiakq.kernels.triton.norm_kernel import norm_kernel
-from aiakq.kernels.triton.recurrence import HELD, chunk_config_of, chunk_constants
-from aiakq.kernels.triton.recurrence_chunks_kernel import chunk_kernel, scan_kernel
+from aiakq.kernels.triton.recurrence import HELD
 from aiakq.kernels.triton.recurrence_kernel import recurrence_kernel
 from aiakq.kernels.triton.rotary_kernel import rotary_kernel
 from aiakq.kernels.triton.sampling import WORDS
@@ -227,7 +226,6 @@ def recurrent_kernels(arch: int) -> Iterator[Row]:
             HK=16, DK=128, WIDTH=128, DV=value_dim, BLOCK=HELD // 128, DELTA=delta, SKIP=not delta, num_warps=1,
         )  # fmt: skip
         yield row(name, made, HELD, 1)
-    yield from chunked_kernels(arch)
     made = compiled(
         convolution_kernel, arch, x, x, x, *[floats] * 3, *[numbers] * 4, x, 8192, 8192, 8192, 8, C=8192, TAPS=4,
         TOKENS=TOKENS, BLOCK=CHANNELS, BIAS=True, SILU=True, BEFORE=True, AFTER=True, num_warps=4,
@@ -238,30 +236,6 @@ def recurrent_kernels(arch: int) -> Iterator[Row]:
         num_warps=1,
     )  # fmt: skip
     yield row("gated norm", made, 128, 1)
-
-
-def chunked_kernels(arch: int) -> Iterator[Row]:
-    """Recurrences in chunks; instructions per element of a token's keys, of all of chunk_kernel, and of scan_kernel's
-    loop per element of a state.
-    """
-    x, floats, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
-    for kind, heads, value_dim in (("delta_rule", (32, 16), 128), ("state_space", (80, 1), 64)):
-        spec = RecurrenceSpec(kind, *heads, 128, value_dim, torch.empty(0), torch.empty(0))
-        ((_, entry),) = launches(arch, kind, 16)
-        config = chunk_config_of(entry, spec)
-        constants, name = chunk_constants(spec, config), kind.replace("_", " ")
-        made = compiled(
-            chunk_kernel, arch, x, x, *[floats] * 2, numbers, floats, x, 2048, 8192, 64, 0.0, 1.0, 0.1, 1e-6,
-            LEVELS=config.tokens.bit_length() - 1, **constants, num_warps=config.chunk_warps,
-        )  # fmt: skip
-        elements = config.tokens * 128 / (config.chunk_warps * 32)
-        yield described(f"{name}, chunks", "recurrent", arch, 1, made, elements, None)
-        made = compiled(
-            scan_kernel, arch, x, *[floats] * 2, *[numbers] * 3, floats, x, x, 2048, 8192, BLOCK=config.columns,
-            SKIP=kind == "state_space", STAGES=config.stages, **constants, num_warps=config.warps,
-        )  # fmt: skip
-        elements, matrix = 128 * config.columns / (config.warps * 32), tensor_core(arch, config.warps)
-        yield described(f"{name}, scan", "recurrent", arch, config.tokens, made, elements, matrix)
 
 
 def mask_kernels(arch: int) -> Iterator[Row]:
@@ -431,6 +405,7 @@ def made_for(arch: int) -> list[dict[str, Any]]:
     if arch == 90 or not QUICK:
         kinds += [row_kernels, mask_kernels, recurrent_kernels, lora_kernels, gptq_kernels]
     made = [kernel for kind in kinds for kernel in kind(arch)]
+    made += chunked_kernels(arch, compiled, described, launches, tensor_core)
     made += expert_kernels(arch, compiled, described, launches, tensor_core)
     made += float_code_kernels(arch, compiled, described, launches, tensor_core, is_split)
     if arch == 90 or not QUICK:
