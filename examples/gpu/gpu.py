@@ -123,6 +123,8 @@ STEPS: dict[str, Step] = {
     "attention_speed": Step(gpu_measure.attention_speed, 90, 20),
     "latent_speed": Step(partial(gpu_measure.layer_speed, "latents"), 60, 20),
     "recurrent_speed": Step(partial(gpu_measure.layer_speed, "recurrent"), 60, 20),
+    "latent_splits": Step(partial(gpu_measure.layer_speed, "latent_splits"), 90, 30),
+    "chunk_variants": Step(partial(gpu_measure.layer_speed, "chunked"), 150, 40),
     "engine_speed": Step(gpu_measure.engine_speed, 200, 60),
     "mixture_speed": Step(gpu_measure.mixture_speed, 200, 60),
     "rank_speed": Step(gpu_measure.rank_speed, 200, 60),

@@ -13,6 +13,9 @@ from aiakq.bench.timing import microseconds
 from aiakq.kernels.ops import REGISTRIES, Ops
 from aiakq.kernels.ops.attention import as_bytes
 from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec, StateContext
+from aiakq.kernels.triton import latent_attention
+from aiakq.kernels.triton.attention_blocks import num_splits
+from aiakq.kernels.triton.recurrence import TritonRecurrence, chunk_config, chunk_config_of
 from aiakq.kernels.types import AttentionContext, AttentionSpec
 
 #: DeepSeek V3's attention.
@@ -20,6 +23,13 @@ LATENTS = AttentionSpec(128, 1, 576, 0.1, value_dim=512, latent=True)
 #: Kind, heads, heads of keys, sizes of keys and values: Qwen3-Next's, and Mamba 2's of 2.7 B parameters.
 RECURRENCES = {"Qwen3-Next": ("delta_rule", 32, 16, 128, 128), "Mamba 2": ("state_space", 80, 1, 128, 64)}
 PAGE = 16
+#: Prompts: how many at once, and tokens of each.
+PROMPTS = ((1, 2048), (8, 512))
+#: Launches of recurrences in chunks that are compared, entries of kernels/triton/launch.
+CHUNKS: tuple[list[int | str], ...] = (
+    [64, 16, 3, 4, 4], [64, 32, 2, 4, 4], [64, 32, 3, 8, 8], [32, 32, 3, 4, 4], [32, 16, 3, 4, 4], [64, 64, 3, 4, 4],
+    [32, 64, 3, 8, 4],
+)  # fmt: skip
 
 
 @dataclass
@@ -32,15 +42,17 @@ class Table:
     rows: list[dict[str, Any]]
     notes: dict[str, str]
 
-    def add(self, case: str, title: str, call: Callable[[], object], moved: float, work: float = 0) -> None:
-        """Time ``call``, which moves and computes the given amounts."""
+    def add(
+        self, case: str, title: str, call: Callable[[], object], moved: float, work: float = 0, optional: bool = False
+    ) -> None:
+        """Time ``call``, which moves and computes the given amounts, and may fail if it is ``optional`` or torch's."""
         least = max(moved / self.ceilings["gbps"] / 1e3, work / self.ceilings["float_tflops"] / 1e6)
         try:
             us = microseconds([call], self.device)
         except Exception as problem:
-            if title != "torch":
+            if title != "torch" and not optional:
                 raise
-            self.notes[case] = f"torch: {type(problem).__name__}: {str(problem).splitlines()[0][:160]}"
+            self.notes[f"{case}, {title}"] = f"{type(problem).__name__}: {str(problem).splitlines()[0][:160]}"
             return
         self.rows.append({"case": case, "format": title, "us": us, "roofline_us": least, "reached": least / us})
         self.save(self.found())
@@ -103,11 +115,36 @@ def latents(
     return table.found()
 
 
+def latent_splits(
+    table: Table, left: Callable[[], float], decoding: tuple = ((1, 8192), (16, 8192), (64, 2048), (40, 3000))
+) -> dict[str, Any]:
+    """Decoding over 16-bit latents with other numbers of programs per multiprocessor, and other tiles."""
+    device, spec, dtype = table.device, LATENTS, torch.bfloat16
+    used = latent_attention.config_of(9, spec.num_heads, True, 16)
+    for batch, length in decoding:
+        context = step([1] * batch, [length] * batch, device)
+        cache = (torch.randn(1 + batch * -(-length // PAGE), PAGE, 1, spec.head_dim, dtype=dtype, device=device),)
+        query = torch.randn(batch, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
+        out = torch.empty(batch, spec.num_heads, spec.value_dim, dtype=dtype, device=device)
+        moved = 2.0 * (cache[0].numel() + query.numel() + out.numel())
+        work = 2.0 * batch * length * spec.num_heads * (spec.head_dim + spec.value_dim)
+        for config in (used, replace(used, tile=32)):
+            for share in (1, 2, 3, 4):
+                if left() < 10:
+                    table.notes["not measured"] = f"from decode {batch} x {length}, {share} programs on: no time left"
+                    return table.found()
+                target = num_splits(device, batch, -(-spec.num_heads // config.heads), share)
+                call = partial(latent_attention.decode, query, out, cache, context, spec, config, target)
+                title = f"tile {config.tile}, {share} programs"
+                table.add(f"decode {batch} x {length}", title, call, moved, work, optional=True)
+    return table.found()
+
+
 def recurrent(
     table: Table,
     left: Callable[[], float],
     batches: tuple[int, ...] = (1, 64),
-    prompts: tuple[int, ...] = (2048,),
+    prompts: tuple[tuple[int, int], ...] = PROMPTS,
     dtype: torch.dtype = torch.bfloat16,
     models: dict[str, tuple[str, int, int, int, int]] = RECURRENCES,
 ) -> dict[str, Any]:
@@ -123,7 +160,7 @@ def recurrent(
         norm = ops.gated_norm(torch.ones(width, device=device), spec.value_dim, 1e-6, gate_first=False)
         convolve, recur = ops.convolution(convolution), ops.recurrence(spec)
         gates = 2 if sizes[0] == "delta_rule" else 1
-        for name, new in [(f"decode {n}", [1] * n) for n in batches] + [(f"prompt {n}", [n]) for n in prompts]:
+        for name, new in _cases(batches, prompts):
             if left() < 10:
                 table.notes["not measured"] = f"from {model}, {name} on: no time left"
                 return table.found()
@@ -137,4 +174,49 @@ def recurrent(
             table.add(case, "convolution", partial(convolve, x, rows[0], context), 2 * element * x.numel() + kept[0])
             table.add(case, "recurrence", partial(recur, x, own, rows[1], context), moved + kept[1])
             table.add(case, "gated norm", partial(norm, y, y), 3 * element * y.numel())
+    return table.found()
+
+
+def _cases(batches: tuple[int, ...], prompts: tuple[tuple[int, int], ...]) -> list[tuple[str, list[int]]]:
+    """Names and new tokens of decoding ``batches`` and of ``prompts``."""
+    steps = [(f"decode {n}", [1] * n) for n in batches]
+    return steps + [(f"prompt {count} x {n}", [n] * count) for count, n in prompts]
+
+
+def chunked(
+    table: Table,
+    left: Callable[[], float],
+    prompts: tuple[tuple[int, int], ...] = PROMPTS,
+    dtype: torch.dtype = torch.bfloat16,
+    models: dict[str, tuple[str, int, int, int, int]] = RECURRENCES,
+    entries: tuple[list[int | str], ...] = CHUNKS,
+) -> dict[str, Any]:
+    """Recurrences of prompts token by token, in chunks, and each of both kernels; then with other launches."""
+    device, element = table.device, dtype.itemsize
+    for model, sizes in models.items():
+        heads = torch.zeros(sizes[1], device=device)
+        spec = RecurrenceSpec(*sizes, heads, heads, skip=heads if sizes[0] == "state_space" else None)
+        used = chunk_config(spec, device)
+        for name, new in _cases((), prompts):
+            if left() < 15:
+                table.notes["not measured"] = f"from {model}, {name} on: no time left"
+                return table.found()
+            tokens, context = sum(new), step(new, new, device)
+            x = torch.randn(tokens, spec.width, dtype=dtype, device=device)
+            gates = torch.randn(tokens, (2 if sizes[0] == "delta_rule" else 1) * sizes[1], dtype=dtype, device=device)
+            y = torch.empty(tokens, spec.num_heads * spec.value_dim, dtype=dtype, device=device)
+            states = torch.zeros(len(new) + 1, *spec.state_shape, device=device)
+            moved = element * (x.numel() + y.numel()) + 8 * states[1:].numel()
+            case, layer = f"{model}, {name}", TritonRecurrence(spec)
+            by_token = partial(layer.by_token, x, gates, states, context, y, max(new))
+            table.add(case, "token by token", by_token, moved)
+            layers = {"in use": used} | {str(entry): chunk_config_of(entry, spec) for entry in entries}
+            for title, config in layers.items():
+                if title != "in use" and (config == used or left() < 10):
+                    continue
+                recur = partial(TritonRecurrence(spec, config), x, gates, states, context)
+                table.add(case, f"chunks, {title}", recur, moved, optional=title != "in use")
+            parts = layer.chunks(x, gates, context, used)
+            table.add(case, "chunk_kernel", partial(layer.chunks, x, gates, context, used), moved)
+            table.add(case, "scan_kernel", partial(layer.scan, x, *parts, states, context, y, used), moved)
     return table.found()

@@ -96,20 +96,28 @@ def attention_speed(given: Measurement) -> dict:
 
 
 def layer_speed(name: str, given: Measurement) -> dict:
-    """Attention over latents, or recurrent layers, of the sizes of models."""
+    """Attention over latents, recurrent layers, or launches of either, of the sizes of models."""
     import gpu_layers
     import torch
 
     from aiakq.kernels.types import AttentionSpec
 
+    if name in ("chunked", "latent_splits"):
+        given.machine.needs_gpu()
+
     table = gpu_layers.Table(given.ceilings, torch.device(given.machine.device), given.save, [], {})
     small: dict = {}
     if given.machine.rehearsed:
-        small = {"dtype": torch.float32, "prompts": (20,)}
+        small = {"dtype": torch.float32}
         if name == "latents":
-            small |= {"decoding": ((2, 48),), "spec": AttentionSpec(4, 1, 48, 0.1, value_dim=32, latent=True)}
+            small |= {
+                "prompts": (20,),
+                "decoding": ((2, 48),),
+                "spec": AttentionSpec(4, 1, 48, 0.1, value_dim=32, latent=True),
+            }
         else:
-            small |= {"batches": (2,), "models": {"small": ("delta_rule", 4, 2, 24, 32)}}
+            small |= {"prompts": ((1, 20),), "models": {"small": ("delta_rule", 4, 2, 24, 32)}}
+            small |= {"batches": (2,)}
     return getattr(gpu_layers, name)(table, given.left, **small)
 
 

@@ -7,8 +7,9 @@ clamped to its limits, and a state S [key_dim, value_dim],
     delta_rule     S = S e^(-e^a_log d);  S = S + k (b (v - S^T k))^T    y = S^T q
 
 where the delta rule first normalizes q and k to unit length and divides q by sqrt(key_dim), and b is the sigmoid of one
-input per head and token. Everything is computed in float32, token by token, so that a token's result is bit-identical
-whether it was computed in a whole prompt, in a chunk, or beside other sequences.
+input per head and token. Everything is computed in float32, on a CPU token by token, so that a token's result is
+bit-identical whether it was computed in a whole prompt, in a chunk, or beside other sequences. A GPU computes prompts
+in chunks (kernels/triton/recurrence.py): results depend on where chunks begin, by less than rounding to 16 bits.
 """
 
 from __future__ import annotations

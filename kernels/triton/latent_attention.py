@@ -108,7 +108,7 @@ def decode(
     parts = torch.empty(len(items), H, L, dtype=torch.float32, device=query.device)
     peaks = torch.empty(len(items), H, 2, dtype=torch.float32, device=query.device)
     options = constants(spec, cache, chosen)
-    latent_decode_kernel[(len(items), blocks)](
+    latent_decode_kernel[(blocks, len(items))](
         query, cache[0], cache[0], cache[-1], context.page_table, context.kv_len, items, starts, S, parts, peaks,
         query.stride(0), context.page_table.stride(0), spec.scale * _LOG2E, **options,
     )  # fmt: skip

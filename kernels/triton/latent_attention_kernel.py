@@ -97,12 +97,14 @@ def latent_decode_kernel(
     R: tl.constexpr, WIDTH_R: tl.constexpr, L: tl.constexpr, WIDTH_L: tl.constexpr, PAGE: tl.constexpr,
     TILE: tl.constexpr, SCALED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One split of one sequence's positions for HEADS heads."""
-    item = tl.program_id(0).to(tl.int64)
+    """One split of one sequence's positions for HEADS heads. Programs of other heads, which read the same positions,
+    run beside it.
+    """
+    item = tl.program_id(1).to(tl.int64)
     if item >= tl.load(starts_ptr + S):
         return
     sequence, begin, end = positions_of(item, items_ptr)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     length = tl.load(lengths_ptr + sequence)
     # Rows beyond the last head repeat it and are not stored.
     rows_ptr = q_ptr + sequence * q_stride + tl.minimum(head, H - 1) * (R + L)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _softplus(x):
+def softplus(x):
     """log(1 + e^x), accurate to float32 also for small values."""
     small = tl.exp(-tl.abs(x))
     whole = 1.0 + small
@@ -39,7 +39,7 @@ def _advance(
 
 
 @triton.jit
-def _places(
+def places(
     x_ptr, key_at, value_at, H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DELTA: tl.constexpr
 ):
     """Return the addresses of a head's query, key and value in the row at ``x_ptr``."""
@@ -49,7 +49,7 @@ def _places(
         return x_ptr + H * DV + HK * DK + key_at, x_ptr + H * DV + key_at, x_ptr + value_at
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def recurrence_kernel(
     x_ptr,  # [T, width]: queries, keys and values if DELTA, else values, keys and queries
     gates_ptr,  # [T, H], or if DELTA [T, 2 H]
@@ -62,33 +62,33 @@ def recurrence_kernel(
     firsts_ptr,
     saves_ptr,
     y_ptr,  # [T, H * DV]
-    x_stride, gates_stride, low, high,
+    x_stride, gates_stride,
+    most,  # tokens of a sequence; longer ones are computed in chunks
+    low, high,
     factor,  # of the delta rule's queries
-    epsilon,
-    H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr,
-    DELTA: tl.constexpr, SKIP: tl.constexpr,
+    epsilon, H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr,
+    BLOCK: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """All tokens of a sequence, BLOCK columns of one head."""
-    head = tl.program_id(1)
-    sequence = tl.program_id(2)
+    head, sequence = tl.program_id(1), tl.program_id(2)
     k = tl.arange(0, WIDTH)
     v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    key_there = k < DK
-    value_there = v < DV
+    key_there, value_there = k < DK, v < DV
     mask = key_there[:, None] & value_there[None, :]
     inside = k[:, None] * DV + v[None, :]
     start = tl.load(starts_ptr + sequence).to(tl.int64)
     count = tl.load(starts_ptr + sequence + 1) - start.to(tl.int32)
+    if count > most:
+        return
     source = tl.load(sources_ptr + sequence).to(tl.int64)
     state = tl.load(states_ptr + (source * H + head) * (DK * DV) + inside, mask=mask, other=0.0)
-    rate = tl.load(rate_ptr + head)
-    bias = tl.load(bias_ptr + head)
+    rate, bias = tl.load(rate_ptr + head), tl.load(bias_ptr + head)
     skip = tl.load(skip_ptr + head) if SKIP else 0.0
     value_at = head * DV + v
     x_ptr += start * x_stride
     gates_ptr += start * gates_stride + head
     y_ptr += start * (H * DV) + value_at
-    query_ptr, key_ptr, value_ptr = _places(x_ptr, head // (H // HK) * DK + k, value_at, H, HK, DK, DV, DELTA)
+    query_ptr, key_ptr, value_ptr = places(x_ptr, head // (H // HK) * DK + k, value_at, H, HK, DK, DV, DELTA)
     first = tl.load(firsts_ptr + sequence)
     last = tl.load(firsts_ptr + sequence + 1)
     # Advance from each saved state to the next, and finally to the end. ``begin`` is loaded, not carried over: Triton
@@ -103,7 +103,7 @@ def recurrence_kernel(
             key = tl.load(key_ptr + line * x_stride, mask=key_there, other=0.0).to(tl.float32)
             value = tl.load(value_ptr + line * x_stride, mask=value_there, other=0.0).to(tl.float32)
             gates_row = gates_ptr + line * gates_stride
-            step = _softplus(tl.load(gates_row + H if DELTA else gates_row).to(tl.float32) + bias)
+            step = softplus(tl.load(gates_row + H if DELTA else gates_row).to(tl.float32) + bias)
             step = tl.minimum(tl.maximum(step, low), high)
             mix = tl.load(gates_row).to(tl.float32) if DELTA else 0.0
             state, y = _advance(state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA, SKIP)

@@ -216,26 +216,29 @@ def _convolution(device: torch.device) -> float:
 
 
 def _recurrence(device: torch.device) -> float:
-    """Check both kinds of recurrence."""
+    """Check both kinds of recurrence, token by token and in chunks, of which one saves a state within."""
     worst = 0.0
     for kind, gates in (("state_space", 4), ("delta_rule", 8)):
         a_log, bias, skip = torch.randn(3, 4, device=device)
         spec = RecurrenceSpec(kind, 4, 2, 64, 48, a_log - 2, bias - 2, skip=skip if kind == "state_space" else None)
-        rows = [torch.randn(21, n, device=device, dtype=torch.float16) for n in (spec.width, gates)]
-        worst = max(worst, _with_states("recurrence", spec, tuple(rows), {}))
+        for tokens in (20, 75):
+            rows = [torch.randn(1 + tokens, n, device=device, dtype=torch.float16) for n in (spec.width, gates)]
+            worst = max(worst, _with_states("recurrence", spec, tuple(rows), {}))
     return worst
 
 
 def _with_states(
     operation: str, spec: ConvolutionSpec | RecurrenceSpec, rows: tuple[Tensor, ...], factors: dict[str, Tensor]
 ) -> float:
-    """Return the error of ``operation`` for 21 rows of two sequences, and of the states that it saves."""
-    device, outputs = rows[0].device, []
+    """Return the error of ``operation`` for rows of two sequences, of one token and of the others, and of the states
+    that it saves.
+    """
+    device, outputs, last = rows[0].device, [], len(rows[0]) - 2
     states = torch.randn(5, *spec.state_shape, device=device)
     for name, dtype in (("triton", torch.float16), ("torch", torch.float32)):
         layer = REGISTRIES[operation].load(name).prepare(spec, spec.problem(dtype, device.type))
-        context, own = _step(device, [1, 20], [1, 30]), states.clone()
-        context.states = StateContext([0, 1], [[(0, 2)], [(6, 3), (19, 4)]])
+        context, own = _step(device, [1, last + 1], [1, last + 11]), states.clone()
+        context.states = StateContext([0, 1], [[(0, 2)], [(6, 3), (last, 4)]])
         y = layer(*(x.to(dtype) for x in rows), own, context, **{key: x.to(dtype) for key, x in factors.items()})
         outputs.append((y, own[2:]))
     return max(relative_error(ours, theirs) for ours, theirs in zip(*outputs, strict=True))

@@ -46,7 +46,8 @@ def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     names = (
         "describe", "kernels: norm", "kernels: activation", "kernels: gated norm", "graphs_replay",
         "tokens_match_the_cpu", "asynchronous_scheduling", "draft_tokens", "engine: w8a16", "ceilings",
-        "attention_speed", "latent_speed", "recurrent_speed", "engine_speed", "verification_speed", "tuning",
+        "attention_speed", "latent_speed", "recurrent_speed", "chunk_variants", "engine_speed", "verification_speed",
+        "tuning",
     )  # fmt: skip
     code, results = rehearse(tmp_path, *names)
     assert code == 0 and list(results) == list(names)
@@ -57,13 +58,13 @@ def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     assert all(results["engine: w8a16"][mode].startswith("5 of 5") for mode in ("eager", "graphs", "asynchronous"))
     steps = {row["method"]: row["steps"] for row in results["verification_speed"]["rows"]}
     assert steps["none"] > max(steps["ngram"], steps["suffix"])
-    assert results["graphs_replay"] == results["tuning"] == {"not begun": "it needs a GPU"}
+    assert results["graphs_replay"] == results["tuning"] == results["chunk_variants"] == {"not begun": "it needs a GPU"}
     rows = results["latent_speed"]["rows"]
     stored = [f"ours, {name}" for name in ("float32", "int8", "float8_e4m3fn")]
     assert [row["case"] for row in rows] == ["decode 2 x 48"] * 3 + ["prompt 20"] * 3
     assert [row["format"] for row in rows] == 2 * stored and all(row["reached"] > 0 for row in rows)
     rows = results["recurrent_speed"]["rows"]
-    assert [row["case"] for row in rows] == ["small, decode 2"] * 3 + ["small, prompt 20"] * 3
+    assert [row["case"] for row in rows] == ["small, decode 2"] * 3 + ["small, prompt 1 x 20"] * 3
     assert [row["format"] for row in rows] == 2 * ["convolution", "recurrence", "gated norm"]
     rows = results["engine_speed"]["rows"]
     assert [(row["format"], row["batch"]) for row in rows] == [("w4a16", 1), ("w4a16", 3), ("w8a8", 1), ("w8a8", 3)]

@@ -191,6 +191,26 @@ def decoding(made: Object, lengths: Sequence[int], kv_heads: int, dim: int, tile
     return Launch(made, turn, turns, stream=sum(lengths) * kv_heads * dim * 4)
 
 
+def latents(made: Object, lengths: Sequence[int], splits: Sequence[int], sizes: tuple[int, int, int], tile: int,
+            rows: int, apart: bool = False) -> Launch:  # fmt: skip
+    """Decoding attention over 16-bit latents of sequences of ``lengths``, each in ``splits`` parts.
+
+    sizes  heads, elements of a key, and those of them that are the value.
+    rows   heads of a program; apart: whether all parts come before those of other heads, not heads beside each other.
+    """
+    heads, key, value = sizes
+    blocks = -(-heads // rows)
+    parts = [
+        (sequence, part, length / split)
+        for sequence, (length, split) in enumerate(zip(lengths, splits, strict=True))
+        for part in range(split)
+    ]  # fmt: skip
+    order = parts * blocks if apart else [part for part in parts for _ in range(blocks)]
+    touched = [[((sequence, part), length * key * 2)] for sequence, part, length in order]
+    turn = Turn(2.0 * rows * (key + value) * tile, "bf16", tile * key * 2, 1)
+    return Launch(made, turn, [length / tile for _, _, length in order], touched)
+
+
 def prompt(made: Object, tokens: Sequence[int], heads: tuple[int, int], dim: int, tile: int, stages: int,
            rows: int) -> Launch:  # fmt: skip
     """Attention of a prompt, whose blocks end with these ``tokens`` in the order of the grid."""
@@ -292,6 +312,21 @@ class Table:
         made = self._object("prefill bf16", config.warps or 4)
         return "prefill bf16", prompt(made, ends, (32, 8), 128, config.tile, config.stages, config.share)
 
+    def latent(self, lengths: Sequence[int], apart: bool = False) -> tuple[str, Launch]:
+        """Attention of DeepSeek V3 over a cache of bfloat16, one new token each."""
+        import torch
+
+        from aiakq.kernels.triton.attention_blocks import MAX_SPLITS, num_splits
+        from aiakq.kernels.triton.latent_attention import SHARE, config_of
+
+        config = config_of(9, 128, True, 16)
+        target = num_splits(torch.device("cpu"), len(lengths), 128 // config.heads, SHARE)
+        tiles = [-(-length // config.tile) for length in lengths]
+        size = max(-(-sum(tiles) // target), -(-max(tiles) // MAX_SPLITS))
+        name, splits = "latent decode 128 heads bf16", [-(-count // size) for count in tiles]
+        made = self._object(name, config.warps)
+        return name, latents(made, lengths, splits, (128, 576, 512), config.tile, config.heads, apart)
+
     def rows(self) -> Iterator[str]:
         """All rows."""
         for m in (1, 16, 64, 256):
@@ -306,6 +341,10 @@ class Table:
         mixed = [32768] + [1024] * 63
         for case, lengths in (("8k", [8192]), ("64 of 8k", [8192] * 64), ("one of 32k, 63 of 1k", mixed)):
             yield row(f"decoding, {case}", *self.decode(lengths), sum(lengths) * 8 * 128 * 4 / BANDWIDTH)
+        for case, lengths in (("16 of 8k", [8192] * 16), ("64 of 2k", [2048] * 64)):
+            ideal = max(sum(lengths) * 1152 / BANDWIDTH, 2.0 * sum(lengths) * 128 * 1088 / PEAK["bf16"])
+            for apart in (True, False):
+                yield row(f"latents, {case}{', heads apart' * apart}", *self.latent(lengths, apart), ideal)
         for tokens in (2048, 8192):
             ideal = 2.0 * tokens * tokens * 32 * 128 / PEAK["bf16"]
             yield row(f"prompt of {tokens}", *self.prefill(tokens), ideal)

@@ -6,6 +6,7 @@ import pytest
 from ptx.roofline import (
     BANDWIDTH,
     CACHE,
+    L2_BANDWIDTH,
     LAUNCH,
     MEMORY,
     PROCESSORS,
@@ -14,6 +15,7 @@ from ptx.roofline import (
     Turn,
     decoding,
     estimate,
+    latents,
     missed_bytes,
     product,
     prompt,
@@ -54,6 +56,15 @@ def test_parts_that_are_used_again_are_read_once_while_the_cache_holds_them():
     assert missed_bytes(blocks, 4) == pytest.approx(CACHE * (4 / 8 + 10 / 80))
     large = [[(("x", a), CACHE / 2), (("w", b), 1.0)] for b in range(10) for a in range(4)]
     assert missed_bytes(large, 4) > 10 * CACHE, "each wave needs more than there is"
+
+
+def test_heads_beside_each_other_read_latents_once():
+    """And those of other heads read them again, if that is when all have been read and the cache holds fewer."""
+    beside, apart = (
+        estimate(latents(SMALL, [65536] * 16, [64] * 16, (128, 576, 512), 64, 64, apart)) for apart in (False, True)
+    )
+    assert beside.bytes == pytest.approx(16 * 65536 * 1152) and apart.bytes > 1.9 * beside.bytes
+    assert beside.causes["L2"] == apart.causes["L2"] == pytest.approx(2 * 16 * 65536 * 1152 / L2_BANDWIDTH)
 
 
 def test_groups_of_rows_need_less_of_many_rows_again():

@@ -21,6 +21,7 @@ from typing import Any
 
 import compiling
 import torch
+from compile_chunks import chunked_kernels
 from compile_experts import expert_kernels
 from compile_floats import decoding_kernel, float_code_kernels
 from compile_splits import split_kernels
@@ -222,8 +223,8 @@ def recurrent_kernels(arch: int) -> Iterator[Row]:
 
     for name, delta, value_dim in (("delta rule", True, 128), ("state space", False, 64)):
         made = compiled(
-            recurrence_kernel, arch, x, x, *[floats] * 4, *[numbers] * 4, x, 8192, 64, 0.0, 1.0, 0.1, 1e-6, H=32, HK=16,
-            DK=128, WIDTH=128, DV=value_dim, BLOCK=HELD // 128, DELTA=delta, SKIP=not delta, num_warps=1,
+            recurrence_kernel, arch, x, x, *[floats] * 4, *[numbers] * 4, x, 8192, 64, 9, 0.0, 1.0, 0.1, 1e-6, H=32,
+            HK=16, DK=128, WIDTH=128, DV=value_dim, BLOCK=HELD // 128, DELTA=delta, SKIP=not delta, num_warps=1,
         )  # fmt: skip
         yield row(name, made, HELD, 1)
     made = compiled(
@@ -416,6 +417,7 @@ def made_for(arch: int) -> list[dict[str, Any]]:
     if arch == 90 or not QUICK:
         kinds += [row_kernels, sampling_kernels, recurrent_kernels, lora_kernels, gptq_kernels]
     made = [kernel for kind in kinds for kernel in kind(arch)]
+    made += chunked_kernels(arch, compiled, described, launches, tensor_core)
     made += expert_kernels(arch, compiled, described, launches, tensor_core)
     made += float_code_kernels(arch, compiled, described, launches, tensor_core, is_split)
     if arch == 90 or not QUICK:

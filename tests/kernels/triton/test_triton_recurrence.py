@@ -15,7 +15,7 @@ from aiakq.kernels.recurrent_types import (
     StateContext,
 )
 from aiakq.kernels.triton.recurrence import MAX_KEY_SIZE, columns
-from aiakq.kernels.triton.states import state_tables
+from aiakq.kernels.triton.states import chunk_tables, state_tables
 from aiakq.kernels.types import AttentionContext
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -120,6 +120,65 @@ def test_a_token_is_that_of_the_reference_and_the_same_in_every_step(kind, dtype
     torch.testing.assert_close(kept[1:6].cpu(), wanted_states[1:6], rtol=1e-4, atol=1e-5)
 
 
+#: Two long sequences with states saved within a chunk, before its end, at a multiple of its size, and twice at the end;
+#: short ones between them.
+LONG, LONG_SOURCES = (1, 70, 6, 98), [0, 12, 0, 13]
+LONG_SAVES = [[(0, 1)], [(4, 2), (68, 3), (69, 4)], [(5, 5)], [(63, 6), (80, 7), (97, 8), (97, 9)]]
+
+
+@pytest.mark.parametrize("dtype, sizes", [(torch.float16, (2, 1, 16, 20)), (torch.bfloat16, (1, 1, 33, 40))], ids=str)
+@pytest.mark.parametrize("kind", ["state_space", "delta_rule"])
+def test_long_sequences_in_chunks_are_those_of_the_reference(kind, dtype, sizes, device, close):
+    """And keep every state that is asked for, beside short sequences, which are computed token by token."""
+    made, shape, width = of_recurrence(kind, *sizes)
+    total = sum(LONG)
+    x = torch.full((total + 2, width + 7), NAN, dtype=dtype, device=device)[:, :width]
+    x[:total] = normal(total, width).to(dtype)
+    states = torch.full((14, *shape), NAN, device=device)
+    states[0], states[12:] = 0, normal(2, *shape, seed=8)
+    before = states.clone()
+    y = made("triton", dtype, device)(x, states, context(LONG, StateContext(LONG_SOURCES, LONG_SAVES), device))
+    assert not y[total:].any(), "padding"
+    assert torch.equal(states[8], states[9]) and states[10:12].isnan().all() and not states[0].any()
+    cpu = torch.device("cpu")
+    wanted_states = before.cpu()
+    step = context(LONG, StateContext(LONG_SOURCES, LONG_SAVES), cpu)
+    wanted = made("torch", torch.float32, cpu)(x[:total].float().cpu(), wanted_states, step)
+    close(y[:total].cpu(), wanted)
+    # The interpreter cuts halves off, which a GPU rounds.
+    close(states[1:10].cpu(), wanted_states[1:10], 2e-4)
+
+
+def test_a_prompt_behind_a_saved_state_is_the_same_to_the_bit(device):
+    """As it is after a cached prefix whose length is a multiple of a chunk's."""
+    made, shape, width = of_recurrence("delta_rule", 2, 1, 16, 32)
+    layer, x = made("triton", torch.bfloat16, device), normal(180, width).bfloat16().to(device)
+    states = torch.zeros(4, *shape, device=device)
+    y = layer(x, states, context([180], StateContext([0], [[(127, 1), (179, 2)]]), device))
+    rest = layer(x[128:], states, context([52], StateContext([1], [[(51, 3)]]), device))
+    assert torch.equal(rest, y[128:]) and torch.equal(states[2], states[3])
+
+
+@pytest.mark.parametrize("kind", ["state_space", "delta_rule"])
+def test_states_that_vanish_within_a_chunk_leave_numbers(kind, device, close):
+    """Decays of e^-4000 and less; and repeated keys, whose changes almost cancel each other."""
+    spec = RecurrenceSpec(kind, 2, 1, 16, 16, torch.tensor([7.0, -9.0]).to(device), torch.zeros(2, device=device))
+    module = recurrence.IMPLEMENTATIONS
+    x = normal(100, spec.width).bfloat16()
+    x[:, :48] = x[0, :48]
+    gates = torch.full((100, 4 if kind == "delta_rule" else 2), 2.0).bfloat16()
+    gates[::3] = 30
+    found = []
+    for name, dtype in (("triton", torch.bfloat16), ("torch", torch.float32)):
+        states = torch.ones(3, *spec.state_shape, device=device)
+        step = context([100], StateContext([0], [[(40, 1), (99, 2)]]), device)
+        layer = module.load(name).prepare(spec, spec.problem(dtype, device.type))
+        y = layer(x.to(device, dtype), gates.to(device, dtype), states, step)
+        found.append((y.cpu(), states.cpu()))
+    close(found[0][0], found[1][0])
+    close(found[0][1], found[1][1], 1e-3)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("gate_first", [False, True])
 def test_gated_norms(gate_first, dtype, device, close):
@@ -157,6 +216,17 @@ def test_tables_of_states_are_made_once_a_step(device):
     assert tables.blocks.tolist() == [[0, 0], [1, 0], [1, 8], [1, 16], [2, 0]]
     parts = (tables.sources, tables.firsts, tables.saves, tables.blocks)
     assert all(part.data_ptr() % 16 == 0 for part in parts)
+
+
+def test_chunks_end_where_states_are_saved(device):
+    step = context(LONG, StateContext(LONG_SOURCES, LONG_SAVES), device)
+    tables = chunk_tables(step, device, 64)
+    assert chunk_tables(step, device, 64) is tables
+    assert tables.sequences.tolist() == [[1, 0, 3], [3, 3, 7]]
+    first, second = [[1, 5, 2], [6, 64, 3], [70, 1, 4]], [[77, 64, 6], [141, 17, 7], [158, 17, 8], [175, 0, 9]]
+    assert tables.chunks.tolist() == first + second
+    shorter = chunk_tables(context([70], StateContext([0], [[]]), device), device, 32)
+    assert shorter.chunks.tolist() == [[0, 32, -1], [32, 32, -1], [64, 6, -1]]
 
 
 def test_columns_of_a_program_fit_into_its_registers():
