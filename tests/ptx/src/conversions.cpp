@@ -65,27 +65,10 @@ uint32_t pair_of_floats(float upper, float lower) {
     return uint32_t(bits_of<uint16_t>(from_float<D>(upper))) << 16 | bits_of<uint16_t>(from_float<D>(lower));
 }
 
-// Floats of 8 bits: E of the exponent, M of the mantissa. E4M3 has no infinity, and NaN is all bits.
-template <int E, int M>
-f16 float_of_8_bits(uint8_t bits) {
-    constexpr int bias = (1 << (E - 1)) - 1;
-    int exponent = bits >> M & ((1 << E) - 1), mantissa = bits & ((1 << M) - 1);
-    float size;
-    if (E == 5 && exponent == 31) {
-        size = mantissa ? std::nanf("") : INFINITY;
-    } else if (E == 4 && exponent == 15 && mantissa == 7) {
-        size = std::nanf("");
-    } else if (exponent == 0) {
-        size = std::ldexp(float(mantissa), 1 - bias - M);
-    } else {
-        size = std::ldexp(float(mantissa + (1 << M)), exponent - bias - M);
-    }
-    return f16(bits & 0x80 ? -size : size);
-}
 template <int E, int M>
 uint32_t floats_of_8_bits(uint16_t two) {
-    uint32_t lower = bits_of<uint16_t>(float_of_8_bits<E, M>(uint8_t(two)));
-    return uint32_t(bits_of<uint16_t>(float_of_8_bits<E, M>(uint8_t(two >> 8)))) << 16 | lower;
+    uint32_t lower = bits_of<uint16_t>(f16(of_8_bits<E, M>(uint8_t(two))));
+    return uint32_t(bits_of<uint16_t>(f16(of_8_bits<E, M>(uint8_t(two >> 8))))) << 16 | lower;
 }
 // To the nearest, ties to even; beyond the largest finite number, that one.
 template <int E, int M>
