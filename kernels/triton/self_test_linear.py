@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import REGISTRIES
+from aiakq.kernels.ops.block_floats import round_inputs
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.tables import TABLES
-from aiakq.kernels.types import QWeight
+from aiakq.kernels.types import InputRounding, QWeight
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -82,6 +83,37 @@ def _floats(weights: list[QWeight], device: torch.device) -> float:
             for m, config in ((3, None), (16, Config(64, 16, 2, 3, 2)), (40, None), (200, None), (1000, None)):
                 x = torch.randn(m, weight.k, device=device, dtype=dtype)
                 worst = max(worst, relative_error(linear_floats.run(x, state, config), x.float() @ whole.T))
+    return worst
+
+
+def fp8_of(n: int, k: int, group: int, rounding: InputRounding, device: torch.device) -> QWeight:
+    """Return random e4m3 weights [N, K] with blocks of 128 x 128, or with a scale per output if ``group`` is k."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randn(n, k, generator=generator).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales = (torch.rand(n, k // group, generator=generator) + 0.5) / 32
+    if group < k:
+        scales = scales[torch.arange(n) // 128 * 128]
+    return QWeight(
+        "fp8a8", codes, scales, group_size=group, code_type=torch.float8_e4m3fn, rounding=rounding
+    ).to(device)  # fmt: skip
+
+
+def fp8(device: torch.device) -> float:
+    """Check e4m3 weights and activations: scales per row and in blocks, one row, split inputs, and many rows."""
+    from aiakq.kernels.triton.configs import Config
+
+    linear_fp8 = REGISTRIES["linear"].load("triton-fp8")
+    worst = 0.0
+    for group, rounding in ((1024, InputRounding()), (128, InputRounding(128)), (128, InputRounding(128, True))):
+        weight = fp8_of(200, 1024, group, rounding, device)
+        whole = dequantize(weight)
+        state = linear_fp8.prepare(weight, weight.problem(torch.float16, device.type))
+        split = Config(64, 16, 4, 3, 2, weights_left=True)
+        for m, config in ((3, None), (16, split), (40, None), (200, None), (300, None)):
+            x = torch.randn(m, 1024, device=device, dtype=torch.float16)
+            exact = round_inputs(x, None, rounding) @ whole.T
+            y = linear_fp8.multiply(linear_fp8.quantize(x, state.layout), state, config)
+            worst = max(worst, relative_error(y, exact))
     return worst
 
 

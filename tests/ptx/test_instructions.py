@@ -109,6 +109,19 @@ def bits_of(x: torch.Tensor) -> np.ndarray:
     return x.view(torch.uint16).to(torch.int32).numpy().view(np.uint32)
 
 
+def cut_to_half(x: np.ndarray) -> np.ndarray:
+    """The nearest float of 16 bits that is not larger in magnitude."""
+    with np.errstate(over="ignore"):
+        half = x.astype(np.float16)
+    return np.where(np.abs(half) > np.abs(x), np.nextafter(half, np.float16(0)), half).astype(np.float32)
+
+
+def to_e4m3(x: np.ndarray) -> np.ndarray:
+    """To float16, cut off at the largest e4m3, and to that."""
+    half = as_tensor(x, torch.float16).clamp(-448, 448)
+    return half.to(torch.float8_e4m3fn).float().numpy()
+
+
 FLOATS = {
     "add.f32 %r5, %r1, %r2;": lambda a, b, c: a + b,
     "sub.f32 %r5, %r1, %r2;": lambda a, b, c: a - b,
@@ -126,6 +139,9 @@ FLOATS = {
     "cvt.rzi.s16.f32 %rs1, %r1; cvt.rn.f32.s16 %r5, %rs1;": lambda a, b, c: np.clip(np.trunc(a), -32768, 32767) + 0.0,
     "cvt.rn.bf16.f32 %rs1, %r1; cvt.f32.bf16 %r5, %rs1;": lambda a, b, c: as_tensor(a, torch.bfloat16).float().numpy(),
     "cvt.rn.f16.f32 %rs1, %r1; cvt.f32.f16 %r5, %rs1;": lambda a, b, c: as_tensor(a, torch.float16).float().numpy(),
+    "cvt.rz.f16.f32 %rs1, %r1; cvt.f32.f16 %r5, %rs1;": lambda a, b, c: cut_to_half(a),
+    "cvt.rn.f16x2.f32 %r6, %r1, %r1; cvt.rn.satfinite.e4m3x2.f16x2 %rs1, %r6; cvt.rn.f16x2.e4m3x2 %r7, %rs1;"
+    "mov.b32 {%rs2, %rs3}, %r7; cvt.f32.f16 %r5, %rs3;": lambda a, b, c: to_e4m3(a),
     "mov.b32 {%b0, %b1, %b2, %b3}, %r1; cvt.rn.f32.s8 %r5, %b3;":
         lambda a, b, c: (a.view(np.int32) >> 24).astype(np.float32),
 }  # fmt: skip
