@@ -16,6 +16,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "w4a16": {"method": "gptq", "samples": 8, "seqlen": 128},
     "w8a16": {"method": "weight_only_int8"},
     "w8a8": {"method": "smooth_quant", "samples": 8, "seqlen": 128},
+    "fp8": {"method": "fp8"},
 }
 REPEATED = "It was the best of times , it was the worst of times , it was the"
 #: Ways to run the same requests, each compared with the first.

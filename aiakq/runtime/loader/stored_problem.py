@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.expert_stack import ExpertStack
 from aiakq.formats.input_rounding import rounding_of, scheme_of_kernel
@@ -38,7 +36,7 @@ def stored_problem(checkpoint: Checkpoint, name: str, ops: Ops) -> LinearProblem
         device=ops.device_type,
         table=spec.table,
         rounding=rounding_of(spec) if scheme.endswith("a8") else InputRounding(),
-        e5m2=any(header.dtype == torch.float8_e5m2 for header in headers.values()),
+        e5m2=any(header.dtype == "F8_E5M2" for header in headers.values()),
     )
 
 
