@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,10 @@ from aiakq.kernels.ops import REGISTRIES
 from aiakq.kernels.ops.block_floats import round_inputs
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.tables import TABLES
-from aiakq.kernels.types import InputRounding, QWeight
+from aiakq.kernels.types import ActivationProblem, InputRounding, NormProblem, QWeight
+
+if TYPE_CHECKING:
+    from aiakq.kernels.triton.layouts import Float8Layout
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -114,6 +119,23 @@ def fp8(device: torch.device) -> float:
             exact = round_inputs(x, None, rounding) @ whole.T
             y = linear_fp8.multiply(linear_fp8.quantize(x, state.layout), state, config)
             worst = max(worst, relative_error(y, exact))
+        worst = max(worst, _written_codes(state.layout, device))
+    return worst
+
+
+def _written_codes(layout: Float8Layout, device: torch.device) -> float:
+    """Return the error of rows that a norm and an activation function round to ``layout``, less that of rounding."""
+    x, up = (torch.randn(5, 1280, device=device, dtype=torch.float16) for _ in range(2))
+    weight = torch.rand(1280, device=device, dtype=torch.float16) + 0.5
+    norm = REGISTRIES["norm"].load("triton").prepare(weight, None, 1e-5, NormProblem("rms", 1280, x.dtype, device.type))
+    silu = REGISTRIES["activation"].load("triton").prepare(ActivationProblem("silu", x.dtype, device.type))
+    normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-5) * weight.float()
+    gated = torch.nn.functional.silu(x.float()) * up.float()
+    worst = 0.0
+    for found, wanted in ((norm(x, None, layout), normed), (silu.gated(torch.cat((x, up), 1), layout), gated)):
+        scales = found.scales.T.repeat_interleave(layout.group or 1280, dim=1)
+        rounded = relative_error(round_inputs(wanted, None, layout.rounding), wanted)
+        worst = max(worst, relative_error(found.codes.float() * scales, wanted) - rounded)
     return worst
 
 
