@@ -167,6 +167,8 @@ class QWeight:
             uncut_n=uncut_n,
             has_offsets=self.has_offsets,
             table=None if self.table is None else name_of(self.table.tolist()),
+            rounding=self.rounding,
+            e5m2=self.code_type == torch.float8_e5m2,
         )
 
 
@@ -174,11 +176,13 @@ class QWeight:
 class LinearProblem:
     """Describes a linear layer to implementations before one is bound to it; also the key of tuned configurations.
 
-    exact    whether activations must not be rounded further than the scheme specifies; else they may be quantized to
-             8 bits, with one scale per at most 32.
-    uncut_n  outputs of the whole layer of which this is a rank's shard: sums must be split among programs as for the
-             whole layer. 0: only this layer matters.
-    table    name of the values that codes are indices of (tables.py), or None.
+    exact     whether activations must not be rounded further than the scheme specifies; else they may be quantized to
+              8 bits, with one scale per at most 32.
+    uncut_n   outputs of the whole layer of which this is a rank's shard: sums must be split among programs as for the
+              whole layer. 0: only this layer matters.
+    table     name of the values that codes are indices of (tables.py), or None.
+    rounding  how activations are rounded, see QWeight.
+    e5m2      whether codes are e5m2 numbers, not e4m3, if they are floats of 8 bits.
     """
 
     scheme: str
@@ -195,6 +199,8 @@ class LinearProblem:
     uncut_n: int = 0
     has_offsets: bool = False
     table: str | None = None
+    rounding: InputRounding = InputRounding()
+    e5m2: bool = False
 
     @property
     def bits(self) -> int:

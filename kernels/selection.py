@@ -60,7 +60,7 @@ class Backend:
 #: Kind of device -> its backend.
 BACKENDS = {
     "cpu": Backend("aiakq.kernels.cpu", ("cpu",)),
-    "cuda": Backend("aiakq.kernels.triton", ("triton", "triton-floats", "triton-w8a8")),
+    "cuda": Backend("aiakq.kernels.triton", ("triton", "triton-fp8", "triton-floats", "triton-w8a8")),
 }
 
 

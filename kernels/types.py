@@ -137,7 +137,9 @@ class PreparedActivation:
 
 @dataclass(frozen=True)
 class QuantizedActivation(PreparedActivation):
-    """Activations [M, K] as int8 codes and scales [M] float32; ``dtype`` is that of the linear layer's output."""
+    """Activations [M, K] as int8 codes and scales [M] float32, or as float8_e4m3fn codes and scales [1, M], or
+    [K / 128, M] for each 128 inputs; ``dtype`` is that of the linear layer's output.
+    """
 
     codes: Tensor
     scales: Tensor

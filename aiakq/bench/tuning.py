@@ -13,8 +13,9 @@ from aiakq.bench import timing
 from aiakq.bench.offline import Progress
 from aiakq.bench.problem import Problem, Product, attention_of, sequences
 from aiakq.kernels.ops import Ops
-from aiakq.kernels.triton import DTYPES, attention, configs, linear, linear_int8, tuning
+from aiakq.kernels.triton import DTYPES, attention, configs, linear, linear_fp8, linear_int8, tuning
 from aiakq.kernels.triton.linear import GroupedLinear
+from aiakq.kernels.triton.linear_fp8 import Fp8Linear
 from aiakq.kernels.triton.linear_int8 import Int8Linear
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.engine import EngineConfig
@@ -73,7 +74,7 @@ def _attention(kernel: str, config: EngineConfig, ops: Ops, context: int) -> tup
 
 def _group(spec: LayerSpec | QuantSpec) -> Group:
     if spec.activation_bits:
-        return "integers", 8
+        return "integers" if spec.float8 is None else "fp8", 8
     return "grouped", linear.STORED_BITS[f"w{spec.bits}a16"]
 
 
@@ -84,11 +85,14 @@ class _LinearBenchmark:
         generator = torch.Generator(device).manual_seed(0)
         self.n, self.k, self.dtype, self.device = n, k, dtype, device
         self._int8: list[Int8Linear] = []
+        self._fp8: list[Fp8Linear] = []
         self._grouped: list[GroupedLinear] = []
         for _ in range(timing.copies(device, n * k * spec.bits / 8)):
             weight = random_weight(spec, n, k, None, device, generator)
             problem = weight.problem(dtype, device.type)
-            if spec.activation_bits:
+            if spec.activation_bits and spec.float8 is not None:
+                self._fp8.append(linear_fp8.prepare(weight, problem))
+            elif spec.activation_bits:
                 self._int8.append(linear_int8.prepare(weight, problem))
             else:
                 self._grouped.append(linear.prepare(weight, problem))
@@ -102,6 +106,9 @@ class _LinearBenchmark:
         config = configs.config_of(entry, self.device, self.n, steps, m)
         if self._grouped:
             return [partial(linear.run, x, layer, config) for layer in self._grouped]
+        if self._fp8:
+            rounded = linear_fp8.quantize(x, self._fp8[0].layout)
+            return [partial(linear_fp8.multiply, rounded, layer, config) for layer in self._fp8]
         codes, scales = linear_int8.quantize(x, None)
         return [partial(linear_int8.multiply, codes, scales, layer, self.dtype, config) for layer in self._int8]
 

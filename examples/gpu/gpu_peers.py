@@ -30,6 +30,21 @@ def torch_int_mm(n: int, k: int) -> Call:
     return call
 
 
+def torch_fp8(n: int, k: int) -> Call:
+    """e4m3 by e4m3 with scales per output and row; activations are rounded beforehand, which is not timed."""
+    weight = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).t()
+    scales = torch.rand(1, n, device="cuda") / 64
+    rounded: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def call(x: Tensor) -> Tensor:
+        if len(x) not in rounded:
+            rounded[len(x)] = x.to(torch.float8_e4m3fn), torch.ones(len(x), 1, device="cuda")
+        codes, own = rounded[len(x)]
+        return torch._scaled_mm(codes, weight, own, scales, out_dtype=x.dtype)
+
+    return call
+
+
 def torch_int4(n: int, k: int) -> Call:
     """Groups of 128, asymmetric, activations in bfloat16."""
     codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
@@ -52,6 +67,7 @@ def gemlite(n: int, k: int) -> Call:
 PRODUCTS: dict[str, tuple[float, Callable[[int, int], Call]]] = {
     "torch bf16": (2, torch_bf16),
     "torch int_mm": (1, torch_int_mm),
+    "torch fp8": (1, torch_fp8),
     "torch int4": (0.5, torch_int4),
     "gemlite w4a16": (0.5, gemlite),
 }

@@ -19,9 +19,9 @@ from aiakq.formats import quantization_config
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.attention import PagedAttention, as_bytes
 from aiakq.kernels.tables import TABLES
-from aiakq.kernels.triton import linear, linear_floats, linear_int8
-from aiakq.kernels.types import AttentionContext, AttentionSpec, QWeight
-from aiakq.spec import QuantSpec
+from aiakq.kernels.triton import linear, linear_floats, linear_fp8, linear_int8
+from aiakq.kernels.types import AttentionContext, AttentionSpec, InputRounding, QWeight
+from aiakq.spec import Float8, QuantSpec
 
 #: config.json of Llama 3 8B, as far as shapes go.
 LLAMA = {
@@ -60,15 +60,21 @@ FORMATS = {
     "w4a16": 0.5 + 4 / 128,
     "w8a16": 1.0,
     "w8a8": 1.0,
+    "fp8": 1.0,
+    "fp8 blocks": 1 + 4 / 128,
     "fp8a16": 1.0,
     "mxfp4": 0.5 + 1 / 32,
     "nvfp4": 0.5 + 1 / 16,
 }
+#: Of these, and of other packages' formats, those whose products are of 8 bits.
+OF_8_BITS = ("w8a8", "torch int_mm", "fp8", "fp8 blocks", "torch fp8")
 #: Ours -> theirs.
 PEERS = {
     "w4a16": ("torch int4", "gemlite w4a16"),
     "w8a16": (),
     "w8a8": ("torch int_mm",),
+    "fp8": ("torch fp8",),
+    "fp8 blocks": ("torch fp8",),
     "fp8a16": (),
     "mxfp4": (),
     "nvfp4": (),
@@ -77,7 +83,8 @@ PEERS = {
 SPECS: dict[str, dict[str, Any] | None] = {
     "w4a16": quantization_config.write(QuantSpec("gptq", "gptq", 4, 128)),
     "w8a8": quantization_config.write(QuantSpec("smooth_quant", "compressed-tensors", 8, activation_bits=8)),
-    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "fp8": quantization_config.write(QuantSpec("fp8", "compressed-tensors", 8, activation_bits=8, float8=Float8())),
+    "fp8 blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     "bf16": None,
 }
 #: A fourth of the layers of two mixtures of experts, and their formats.
@@ -100,12 +107,12 @@ MXFP4 = quantization_config.write(QuantSpec("mxfp4", "compressed-tensors", 4, 32
 MIXTURES: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any] | None]]] = {
     "Qwen3 30B A3B, 12 of 48 layers": (
         QWEN3_30B,
-        {"w4a16": SPECS["w4a16"], "mxfp4": MXFP4, "fp8": SPECS["fp8"], "bf16": None},
+        {"w4a16": SPECS["w4a16"], "mxfp4": MXFP4, "fp8 blocks": SPECS["fp8 blocks"], "bf16": None},
     ),
 }
 
 #: Format of a whole engine -> its products.
-FLOORS = {"fp8": "fp8a16", "bf16": "torch bf16"}
+FLOORS = {"bf16": "torch bf16"}
 
 Left = Callable[[], float]
 #: Stores an incomplete result.
@@ -118,6 +125,8 @@ def _forget(found: dict[str, Any]) -> None:
 
 def weight(kind: str, n: int, k: int, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
     """A layer of ours in one of FORMATS."""
+    if kind.startswith("fp8") and kind != "fp8a16":
+        return _fp8(n, k, 128 if kind == "fp8 blocks" else k, device)
     if kind in ("fp8a16", "mxfp4", "nvfp4"):
         return _float_weight(kind, n, k, device)
     codes = torch.randint(0, 16 if kind == "w4a16" else 256, (n, k), dtype=torch.uint8, device=device)
@@ -143,18 +152,30 @@ def _float_weight(kind: str, n: int, k: int, device: torch.device) -> Callable[[
     return linear_floats.prepare(made, made.problem(torch.bfloat16, device.type))
 
 
+def _fp8(n: int, k: int, group: int, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A layer with scales per output and token, or in blocks of 128 x 128 and per token and 128 inputs; activations are
+    rounded in the call.
+    """
+    codes = torch.randn(n, k, device=device).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales = torch.rand(n, k // group, device=device)[torch.arange(n, device=device) // 128 * 128] / 64
+    rounding = InputRounding(128 if group < k else 0)
+    made = QWeight("fp8a8", codes, scales, group_size=group, code_type=torch.float8_e4m3fn, rounding=rounding)
+    return linear_fp8.prepare(made, made.problem(torch.bfloat16, device.type))
+
+
 def roofline_us(n: int, k: int, m: int, kind: str, ceilings: dict[str, float]) -> float:
-    """Return the minimum microseconds by the measured speeds of memory and of arithmetic."""
+    """Return the minimum microseconds by the measured speeds of memory and of arithmetic, those of integers also for
+    8-bit floats, which tensor cores multiply as fast.
+    """
     per_weight = FORMATS[kind] if kind in FORMATS else gpu_peers.PRODUCTS[kind][0]
-    integers = kind in ("w8a8", "torch int_mm")
     moved = per_weight * n * k + 2 * m * (n + k)
-    most = ceilings["int8_tops" if integers else "float_tflops"]
+    most = ceilings["int8_tops" if kind in OF_8_BITS else "float_tflops"]
     return max(moved / ceilings["gbps"] / 1e3, 2 * m * n * k / most / 1e6)
 
 
 def _rows_of(kind: str, rows: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the rows to measure: int_mm needs more than 16, and kernels for decoding are slow with many."""
-    if kind == "torch int_mm":
+    """Return the rows to measure: torch needs more than 16 of 8 bits, and kernels for decoding are slow with many."""
+    if kind in ("torch int_mm", "torch fp8"):
         return tuple(m for m in rows if m > 16)
     return tuple(m for m in rows if m <= 256) if kind in ("torch int4", "gemlite w4a16") else rows
 

@@ -113,12 +113,13 @@ class RowLookup(Protocol):
         """See LinearKernel."""
 
 
-#: Three of the GPU's backend, for integers, small floats and w8a8; and one that dequantizes the weight at load.
+#: Four of the GPU's backend, for integers, fp8a8, other small floats and w8a8; one dequantizes the weight at load.
 IMPLEMENTATIONS = Implementations[LinearKernel](
     "linear",
     {
         "cpu": "aiakq.kernels.cpu.linear",
         "triton": "aiakq.kernels.triton.linear",
+        "triton-fp8": "aiakq.kernels.triton.linear_fp8",
         "triton-floats": "aiakq.kernels.triton.linear_floats",
         "triton-w8a8": "aiakq.kernels.triton.linear_int8",
         "dequantized": "aiakq.kernels.ops.dequantized",

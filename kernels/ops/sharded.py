@@ -37,7 +37,7 @@ from aiakq.kernels.types import (
 #: Shards of a weight are multiples of this many rows, the tile size in which kernels pack rows.
 TILE = 32
 #: GPU implementations of linear layers in which an output does not depend on the number of outputs.
-UNIFORM = frozenset({"triton", "triton-floats", "triton-w8a8"})
+UNIFORM = frozenset({"triton", "triton-floats", "triton-fp8", "triton-w8a8"})
 
 
 class Collective(Protocol):

@@ -36,11 +36,12 @@ def _activated(x, ACTIVATION: tl.constexpr):
         return tl.maximum(x, 0.0)
 
 
-@triton.jit
+# Do not recompile for every number of rows.
+@triton.jit(do_not_specialize=["scales_stride"])
 def gate_kernel(
     gate_ptr,  # [M, D]
     up_ptr,  # [M, D]
-    y_ptr,  # [M, D], or int8
+    y_ptr,  # [M, D], or int8 or e4m3
     scales_ptr,
     given_ptr,
     gate_stride,
@@ -52,12 +53,18 @@ def gate_kernel(
     UP: tl.constexpr,
     CODES: tl.constexpr,
     GIVEN: tl.constexpr,
-    sums_ptr=None,  # this and the following: PackedLayout
+    sums_ptr=None,  # this and those until BKP: PackedLayout
     sums_stride=0,
     SUMS: tl.constexpr = False,
     PER_PLANE: tl.constexpr = False,
     BITS: tl.constexpr = 4,
     BKP: tl.constexpr = 32,
+    scales_stride=0,  # this and the following: Float8Layout
+    bound=0.0,
+    min_scale=0.0,
+    E4M3: tl.constexpr = False,
+    GROUP: tl.constexpr = 0,
+    POWERS: tl.constexpr = False,
 ):
     """act(gate) * up, or act(gate): BLOCK columns of a row per program; with CODES a whole row."""
     row = tl.program_id(0).to(tl.int64)
@@ -69,5 +76,6 @@ def gate_kernel(
         y *= tl.load(up_ptr + row * up_stride + at, mask=mask, other=0.0).to(tl.float32)
     write_row(
         y, row, at, mask, y_ptr, y_stride, scales_ptr, given_ptr, None, sums_ptr, sums_stride, first,
-        D, BLOCK, CODES, GIVEN, False, SUMS, PER_PLANE, BITS, BKP,
+        D, BLOCK, CODES, GIVEN, False, SUMS, PER_PLANE, BITS, BKP, scales_stride, bound, min_scale,
+        E4M3, GROUP, POWERS,
     )  # fmt: skip

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from aiakq.kernels.triton.language import dot
 from aiakq.kernels.triton.linear_floats_kernel import floats_loop
+from aiakq.kernels.triton.linear_fp8_kernel import fp8_rows_times_weights, fp8_weights_times_rows
 from aiakq.kernels.triton.linear_int8_kernel import rows_times_weights, weights_times_rows
 from aiakq.kernels.triton.linear_kernel import grouped_loop
 
@@ -286,6 +287,63 @@ def experts_integers_kernel(
         value += tl.load(bias_ptr + expert * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     out = y_ptr + pair[None, :] * y_stride + n[:, None]
     tl.store(out, value.to(y_ptr.dtype.element_ty), mask=there[None, :] & (n < N)[:, None])
+
+
+@triton.jit(do_not_specialize=["PAIRS", "ROWS", "STEPS"])
+def experts_fp8_kernel(
+    x_ptr,  # [ROWS, K] e4m3
+    x_scales_ptr,  # [1 or K / BK, ROWS] float32
+    pairs_ptr,  # [blocks, BM] int32
+    experts_ptr,  # [blocks] int32
+    w_ptr,  # [experts, N_PADDED, K] e4m3
+    w_scales_ptr,  # [experts, GROUPS, N_PADDED] float32
+    bias_ptr,  # [experts, N]
+    y_ptr,  # [PAIRS, N]
+    y_stride,
+    PAIRS,
+    ROWS,  # PAIRS / SHARE
+    N,
+    STEPS,  # K / BK, as in experts_floats_kernel
+    SHARE: tl.constexpr,
+    K: tl.constexpr,
+    N_PADDED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    WEIGHTS_LEFT: tl.constexpr,
+    BIAS: tl.constexpr,
+    X_GROUPS: tl.constexpr,
+    W_GROUPS: tl.constexpr,
+    COMMON: tl.constexpr,
+):
+    """The e4m3 product of BN outputs and a block of pairs; see fp8_kernel in linear_fp8_kernel.py."""
+    block = tl.program_id(0)
+    expert = tl.load(experts_ptr + block).to(tl.int64)
+    if expert < 0:
+        return
+    first = tl.program_id(1) * BN
+    n = first + tl.arange(0, BN)
+    pair, there, row = _rows_of(pairs_ptr, block, PAIRS, SHARE, BM)
+    own_ptr, scales_ptr = w_ptr + expert * (N_PADDED * K), w_scales_ptr + expert * (GROUPS * N_PADDED)
+    tl.assume(STEPS > 0)
+    if WEIGHTS_LEFT:
+        acc = fp8_weights_times_rows(
+            x_ptr, x_scales_ptr, own_ptr, scales_ptr, n, first, row, ROWS, 0, STEPS,
+            K, N_PADDED, BN, BM, BK, STAGES, X_GROUPS, W_GROUPS, COMMON,
+        )  # fmt: skip
+    else:
+        acc = tl.trans(fp8_rows_times_weights(
+            x_ptr, x_scales_ptr, own_ptr, scales_ptr, n, first, row, ROWS, 0, STEPS,
+            K, N_PADDED, BN, BM, BK, STAGES, X_GROUPS, W_GROUPS, COMMON,
+        ))  # fmt: skip
+    if not W_GROUPS:
+        acc *= tl.load(scales_ptr + n)[:, None]
+    if BIAS:
+        acc += tl.load(bias_ptr + expert * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    out = y_ptr + pair[None, :] * y_stride + n[:, None]
+    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=there[None, :] & (n < N)[:, None])
 
 
 @triton.jit(do_not_specialize=["START", "END"])

@@ -1,4 +1,5 @@
-"""One product of all experts of a mixture, by kind of weight: packed words, 8-bit integers, small floats, or floats."""
+"""One product of all experts of a mixture, by kind of weight: packed words, 8-bit integers, e4m3 by e4m3, other
+small floats, or floats."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from torch import Tensor
 from aiakq.kernels.ops.block_floats import round_inputs
 from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.linear import LinearLayer, RoundedInputs
-from aiakq.kernels.triton import linear, linear_floats, linear_int8
+from aiakq.kernels.triton import linear, linear_floats, linear_fp8, linear_int8
 from aiakq.kernels.triton.layouts import QuantizedLayout
 from aiakq.kernels.triton.linear import GroupedLinear
 from aiakq.kernels.triton.linear_floats import FloatCodesProduct
+from aiakq.kernels.triton.linear_fp8 import Fp8Linear
 from aiakq.kernels.triton.linear_int8 import Int8Linear
 from aiakq.kernels.types import ActivationLayout, ExpertsProblem, LinearInput, PackedActivation, QuantizedActivation
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 #: Layers whose weights are put together.
-_Packed = GroupedLinear | FloatCodesProduct | Int8Linear | TorchDense
+_Packed = GroupedLinear | FloatCodesProduct | Fp8Linear | Int8Linear | TorchDense
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,12 @@ def product_of(layers: Sequence[LinearLayer], problem: ExpertsProblem) -> Expert
         if any(each.input_scale is not None for each in codes):
             return "their activations have stored scales"
         return IntegersProduct(codes) if alike and _biases_alike(codes) else "their weights are not alike"
+    if isinstance(first, Fp8Linear):
+        fp8 = [layer for layer in layers if isinstance(layer, Fp8Linear)]
+        alike = len(fp8) == len(layers) and len({each.kind for each in fp8}) == 1
+        if any(each.input_scale is not None for each in fp8):
+            return "their activations have stored scales"
+        return Fp8Product(fp8) if alike and _biases_alike(fp8) else "their weights are not alike"
     if isinstance(first, FloatCodesProduct):
         floats8 = [layer for layer in layers if isinstance(layer, FloatCodesProduct)]
         alike = len(floats8) == len(layers) and len({each.kind for each in floats8}) == 1
@@ -216,6 +224,40 @@ class RoundedProduct(ExpertProduct):
         """See ExpertProduct; x [M, K], a Tensor."""
         assert isinstance(x, Tensor)
         self._inner(round_inputs(x, None, self._rounding).to(x.dtype), blocks, mean, share, out)
+
+
+class Fp8Product(ExpertProduct):
+    """e4m3 weights and activations, in the layout of linear_fp8_kernel.py."""
+
+    def __init__(self, layers: Sequence[Fp8Linear]) -> None:
+        self._layer, self.n = layers[0], layers[0].n
+        self._weights, self._scales = (_shared(layers, name) for name in ("weights", "scales"))
+        self._bias = _shared_bias(layers)
+        self._common = min(layer.common for layer in layers)
+
+    def rows(self, mean: int) -> int:
+        """See ExpertProduct."""
+        return linear_fp8.choose(self._layer, mean).bm
+
+    def input_layout(self, m: int, mean: int) -> ActivationLayout | None:
+        """See ExpertProduct."""
+        return self._layer.layout
+
+    def __call__(self, x: LinearInput, blocks: Blocks, mean: int, share: int, out: Tensor) -> None:
+        """See ExpertProduct; x [M, K]."""
+        from aiakq.kernels.triton.experts_kernel import experts_fp8_kernel
+
+        layer, config = self._layer, linear_fp8.choose(self._layer, mean)
+        if not isinstance(x, QuantizedActivation):
+            assert isinstance(x, Tensor)
+            x = linear_fp8.quantize(x, layer.layout)
+        constants = linear_fp8.constants(layer, config) | {"COMMON": self._common >= config.bn}
+        experts_fp8_kernel[(len(blocks.experts), -(-self.n // config.bn))](
+            x.codes, x.scales, blocks.pairs, blocks.experts, self._weights, self._scales,
+            out if self._bias is None else self._bias, out, out.stride(0), blocks.count, len(x.codes), self.n,
+            layer.k // layer.step, SHARE=share, GROUPS=self._scales.shape[1], BIAS=self._bias is not None,
+            **constants, num_warps=config.warps,
+        )  # fmt: skip
 
 
 class IntegersProduct(ExpertProduct):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.kernels.types import ActivationLayout, LinearInput, PackedActivation, QuantizedActivation
+from aiakq.kernels.types import ActivationLayout, InputRounding, LinearInput, PackedActivation, QuantizedActivation
 
 #: Columns per program if a program computes part of a row.
 COLUMNS = 1024
@@ -74,6 +74,36 @@ class QuantizedLayout(TritonLayout):
         scales = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
         given = scales if self.input_scale is None else self.input_scale
         constants = {"CODES": True, "GIVEN": self.input_scale is not None}
+        return Output(QuantizedActivation(codes, scales, x.dtype), (codes, scales, given), constants)
+
+
+@dataclass(frozen=True)
+class Float8Layout(TritonLayout):
+    """e4m3 codes with a scale per row or per ``group`` inputs of one, computed as ``rounding`` says, or with the static
+    ``input_scale`` [1] float32.
+
+    group  inputs that share a scale; 0: all of a row.
+    """
+
+    input_scale: Tensor | None
+    group: int
+    rounding: InputRounding
+
+    @property
+    def whole_row(self) -> bool:
+        return self.group == 0
+
+    def output(self, x: Tensor) -> Output:
+        """Allocate a QuantizedActivation [M, D]; see TritonLayout."""
+        m, k = x.shape
+        codes = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=x.device)
+        scales = torch.empty(-(-k // self.group) if self.group else 1, m, dtype=torch.float32, device=x.device)
+        given = scales if self.input_scale is None else self.input_scale
+        constants: dict[str, object] = {
+            "CODES": True, "GIVEN": self.input_scale is not None, "E4M3": True, "scales_stride": m,
+            "bound": self.rounding.bound, "min_scale": self.rounding.min_scale, "GROUP": self.group,
+            "POWERS": self.rounding.powers_of_two,
+        }  # fmt: skip
         return Output(QuantizedActivation(codes, scales, x.dtype), (codes, scales, given), constants)
 
 

@@ -21,19 +21,32 @@ from aiakq.kernels.ops.experts import ExpertLayers, Routed, TorchExperts
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.lora import AdapterRows, LoraPart, LoraProblem
 from aiakq.kernels.recurrent_types import ConvolutionSpec, GatedNormProblem, RecurrenceSpec, StateContext
-from aiakq.kernels.triton.self_test_linear import floats4, floats8, relative_error, w8a8, weight_of, weight_only
+from aiakq.kernels.triton import configs
+from aiakq.kernels.triton.self_test_linear import (
+    floats4,
+    floats8,
+    fp8,
+    fp8_of,
+    relative_error,
+    w8a8,
+    weight_of,
+    weight_only,
+)
 from aiakq.kernels.types import (
     ActivationProblem,
     AttentionContext,
     AttentionSpec,
     ExpertsProblem,
+    InputRounding,
     NormProblem,
     RotaryTables,
     SamplingProblem,
 )
 
 #: Scheme -> implementation of its linear layers; others are those of "triton".
-KERNELS = {"w8a8": "triton-w8a8", "lut4a16": "triton-floats"}
+KERNELS = {"w8a8": "triton-w8a8", "fp8a8": "triton-fp8", "lut4a16": "triton-floats"}
+#: Family -> the least compute capability, times ten, of GPUs that have what it needs.
+SINCE = {"fp8 linear": 89}
 #: Relative RMS error above which a kernel is considered wrong, not merely rounded.
 MAX_ERROR = 0.02
 
@@ -61,6 +74,8 @@ def verdict(number: int, family: str) -> Verdict:
 
 def examine(family: str, device: torch.device) -> Verdict:
     """``verdict`` on any device; with the interpreter that is the CPU."""
+    if configs.gpu(device).capability < SINCE.get(family, 0):
+        return Verdict(f"Triton's {family} kernels need a GPU of compute capability {SINCE[family] / 10}", float("nan"))
     try:
         error = FAMILIES[family](device)
     except Exception as problem:  # anything that Triton, ptxas or the driver raises
@@ -294,7 +309,10 @@ def _experts(device: torch.device) -> float:
     from aiakq.kernels.triton.experts import TritonExperts
 
     count, hidden, width, worst = 5, 192, 128, _sorted_pairs(device)
-    for scheme, bits, group in (("w16", 16, 0), ("w4a16", 4, 64), ("lut4a16", 4, 32), ("w8a8", 8, 0)):
+    schemes = [("w16", 16, 0), ("w4a16", 4, 64), ("lut4a16", 4, 32), ("w8a8", 8, 0)]
+    if configs.gpu(device).capability >= SINCE["fp8 linear"]:
+        schemes.append(("fp8a8", 8, 0))
+    for scheme, bits, group in schemes:
         layers: list[list[LinearLayer]] = [[], []]
         exact: list[list[LinearLayer]] = [[], []]
         for number in range(2 * count):
@@ -303,7 +321,10 @@ def _experts(device: torch.device) -> float:
                 floats = torch.randn(n, k, device=device) / k**0.5
                 layer, reference = TorchDense(floats.half()), TorchDense(floats)
             else:
-                weight = weight_of(scheme, bits, n, k, group or k, device)
+                if scheme == "fp8a8":
+                    weight = fp8_of(n, k, k, InputRounding(), device)
+                else:
+                    weight = weight_of(scheme, bits, n, k, group or k, device)
                 names = KERNELS.get(scheme, "triton"), "reference"
                 layer, reference = (
                     REGISTRIES["linear"].load(name).prepare(weight, weight.problem(dtype, device.type))
@@ -377,6 +398,7 @@ FAMILIES: dict[str, Callable[[torch.device], float]] = {
     "weight-only linear": weight_only,
     "float linear": floats8,
     "4-bit float linear": floats4,
+    "fp8 linear": fp8,
     "w8a8 linear": w8a8,
     "norm": _norm,
     "activation": _activation,

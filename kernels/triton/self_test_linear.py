@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import REGISTRIES
+from aiakq.kernels.ops.block_floats import round_inputs
 from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.tables import TABLES
-from aiakq.kernels.types import QWeight
+from aiakq.kernels.types import ActivationProblem, InputRounding, NormProblem, QWeight
+
+if TYPE_CHECKING:
+    from aiakq.kernels.triton.layouts import Float8Layout
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -82,6 +88,54 @@ def _floats(weights: list[QWeight], device: torch.device) -> float:
             for m, config in ((3, None), (16, Config(64, 16, 2, 3, 2)), (40, None), (200, None), (1000, None)):
                 x = torch.randn(m, weight.k, device=device, dtype=dtype)
                 worst = max(worst, relative_error(linear_floats.run(x, state, config), x.float() @ whole.T))
+    return worst
+
+
+def fp8_of(n: int, k: int, group: int, rounding: InputRounding, device: torch.device) -> QWeight:
+    """Return random e4m3 weights [N, K] with blocks of 128 x 128, or with a scale per output if ``group`` is k."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randn(n, k, generator=generator).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales = (torch.rand(n, k // group, generator=generator) + 0.5) / 32
+    if group < k:
+        scales = scales[torch.arange(n) // 128 * 128]
+    return QWeight(
+        "fp8a8", codes, scales, group_size=group, code_type=torch.float8_e4m3fn, rounding=rounding
+    ).to(device)  # fmt: skip
+
+
+def fp8(device: torch.device) -> float:
+    """Check e4m3 weights and activations: scales per row and in blocks, one row, split inputs, and many rows."""
+    from aiakq.kernels.triton.configs import Config
+
+    linear_fp8 = REGISTRIES["linear"].load("triton-fp8")
+    worst = 0.0
+    for group, rounding in ((1024, InputRounding()), (128, InputRounding(128)), (128, InputRounding(128, True))):
+        weight = fp8_of(200, 1024, group, rounding, device)
+        whole = dequantize(weight)
+        state = linear_fp8.prepare(weight, weight.problem(torch.float16, device.type))
+        split = Config(64, 16, 4, 3, 2, weights_left=True)
+        for m, config in ((3, None), (16, split), (40, None), (200, None), (300, None)):
+            x = torch.randn(m, 1024, device=device, dtype=torch.float16)
+            exact = round_inputs(x, None, rounding) @ whole.T
+            y = linear_fp8.multiply(linear_fp8.quantize(x, state.layout), state, config)
+            worst = max(worst, relative_error(y, exact))
+        worst = max(worst, _written_codes(state.layout, device))
+    return worst
+
+
+def _written_codes(layout: Float8Layout, device: torch.device) -> float:
+    """Return the error of rows that a norm and an activation function round to ``layout``, less that of rounding."""
+    x, up = (torch.randn(5, 1280, device=device, dtype=torch.float16) for _ in range(2))
+    weight = torch.rand(1280, device=device, dtype=torch.float16) + 0.5
+    norm = REGISTRIES["norm"].load("triton").prepare(weight, None, 1e-5, NormProblem("rms", 1280, x.dtype, device.type))
+    silu = REGISTRIES["activation"].load("triton").prepare(ActivationProblem("silu", x.dtype, device.type))
+    normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-5) * weight.float()
+    gated = torch.nn.functional.silu(x.float()) * up.float()
+    worst = 0.0
+    for found, wanted in ((norm(x, None, layout), normed), (silu.gated(torch.cat((x, up), 1), layout), gated)):
+        scales = found.scales.T.repeat_interleave(layout.group or 1280, dim=1)
+        rounded = relative_error(round_inputs(wanted, None, layout.rounding), wanted)
+        worst = max(worst, relative_error(found.codes.float() * scales, wanted) - rounded)
     return worst
 
 

@@ -13,7 +13,13 @@ from aiakq.kernels.triton.configs import Entry
 
 _ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 #: Maximum rows of each entry; for attention see configs.py.
-BUCKETS = {"grouped": _ROWS, "integers": _ROWS, "decode": (8, 32, 128, 512, 2048), "prefill": (128, 1024, 8192)}
+BUCKETS = {
+    "grouped": _ROWS,
+    "integers": _ROWS,
+    "fp8": _ROWS,
+    "decode": (8, 32, 128, 512, 2048),
+    "prefill": (128, 1024, 8192),
+}
 #: Minimum rows for which dequantizing the weights and a dense product are also tried.
 DENSE_FROM = 256
 #: Programs per multiprocessor up to which inputs are split, tried for the fastest tile of up to so many rows.
@@ -30,10 +36,10 @@ def candidates(kernel: str, m: int) -> list[Entry]:
     rows = [tile] if tile <= 16 else [tile // 2, tile]
     entries: list[Entry] = []
     for bm in rows:
-        for bn in (64, 128) if kernel == "grouped" else (64, 128, 256):
+        for bn in (64, 128, 256) if kernel == "integers" else (64, 128):
             for warps in (2, 4) if bm <= 16 else (4, 8):
                 for stages in (3, 4, 5):
-                    if kernel == "integers":
+                    if kernel in ("integers", "fp8"):
                         words: list[list[str]] = [["weights_left"], []] if bm >= 64 else [["weights_left"]]
                     else:
                         words = [[]] if bm <= 8 else [[], ["scale_first"]] if bm <= 32 else [["scale_first"]]
@@ -47,7 +53,7 @@ def trials(kernel: str, m: int) -> int:
 
 
 def _is_split(kernel: str, m: int) -> bool:
-    return kernel in ("grouped", "integers") and m <= SHARES_TO
+    return kernel in ("grouped", "integers", "fp8") and m <= SHARES_TO
 
 
 def tuned(kernel: str, cost: Callable[[int, Entry], float]) -> dict[str, Entry]:

@@ -23,9 +23,9 @@ from triton.runtime import driver
 
 from aiakq.kernels.triton.precompile import AbsentGpu
 
-#: Bytes of shared memory that a block may have, and multiprocessors: of an A100 and an H100.
-SHARED = {80: 166912, 90: 232448}
-PROCESSORS = {80: 108, 90: 132}
+#: Bytes of shared memory that a block may have, and multiprocessors: of an A100, an L40S and an H100.
+SHARED = {80: 166912, 89: 101376, 90: 232448}
+PROCESSORS = {80: 108, 89: 142, 90: 132}
 
 
 @dataclass

@@ -109,6 +109,19 @@ def bits_of(x: torch.Tensor) -> np.ndarray:
     return x.view(torch.uint16).to(torch.int32).numpy().view(np.uint32)
 
 
+def cut_to_half(x: np.ndarray) -> np.ndarray:
+    """The nearest float of 16 bits that is not larger in magnitude."""
+    with np.errstate(over="ignore"):
+        half = x.astype(np.float16)
+    return np.where(np.abs(half) > np.abs(x), np.nextafter(half, np.float16(0)), half).astype(np.float32)
+
+
+def to_e4m3(x: np.ndarray) -> np.ndarray:
+    """To float16, cut off at the largest e4m3, and to that."""
+    half = as_tensor(x, torch.float16).clamp(-448, 448)
+    return half.to(torch.float8_e4m3fn).float().numpy()
+
+
 FLOATS = {
     "add.f32 %r5, %r1, %r2;": lambda a, b, c: a + b,
     "sub.f32 %r5, %r1, %r2;": lambda a, b, c: a - b,
@@ -126,6 +139,9 @@ FLOATS = {
     "cvt.rzi.s16.f32 %rs1, %r1; cvt.rn.f32.s16 %r5, %rs1;": lambda a, b, c: np.clip(np.trunc(a), -32768, 32767) + 0.0,
     "cvt.rn.bf16.f32 %rs1, %r1; cvt.f32.bf16 %r5, %rs1;": lambda a, b, c: as_tensor(a, torch.bfloat16).float().numpy(),
     "cvt.rn.f16.f32 %rs1, %r1; cvt.f32.f16 %r5, %rs1;": lambda a, b, c: as_tensor(a, torch.float16).float().numpy(),
+    "cvt.rz.f16.f32 %rs1, %r1; cvt.f32.f16 %r5, %rs1;": lambda a, b, c: cut_to_half(a),
+    "cvt.rn.f16x2.f32 %r6, %r1, %r1; cvt.rn.satfinite.e4m3x2.f16x2 %rs1, %r6; cvt.rn.f16x2.e4m3x2 %r7, %rs1;"
+    "mov.b32 {%rs2, %rs3}, %r7; cvt.f32.f16 %r5, %rs3;": lambda a, b, c: to_e4m3(a),
     "mov.b32 {%b0, %b1, %b2, %b3}, %r1; cvt.rn.f32.s8 %r5, %b3;":
         lambda a, b, c: (a.view(np.int32) >> 24).astype(np.float32),
 }  # fmt: skip
@@ -214,25 +230,27 @@ def packed(matrix: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(matrix[row, k]).view(np.uint32)[..., 0]
 
 
-@pytest.mark.parametrize("kind", ["bf16", "f16", "s8"])
+@pytest.mark.parametrize("kind", ["bf16", "f16", "e4m3", "s8"])
 def test_matrices_are_multiplied(kind):
     random = np.random.default_rng(3)
-    depth = 32 if kind == "s8" else 16
+    depth = 32 if kind in ("s8", "e4m3") else 16
     if kind == "s8":
         a, b = (random.integers(-128, 128, (n, depth)).astype(np.int8) for n in (16, 8))
         c = random.integers(-(2**20), 2**20, (16, 8)).astype(np.int32)
         exact = a.astype(np.int64) @ b.astype(np.int64).T + c
         registers = [packed(a), packed(b)]
     else:
-        dtype = torch.bfloat16 if kind == "bf16" else torch.float16
+        dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn}[kind]
         left, right = (torch.from_numpy(random.standard_normal((n, depth))).to(dtype) for n in (16, 8))
         c = random.standard_normal((16, 8)).astype(np.float32)
         exact = (left.double() @ right.double().T).numpy() + c
-        registers = [packed(bits_of(x).astype(np.uint16)) for x in (left, right)]
+        size = np.uint8 if kind == "e4m3" else np.uint16
+        registers = [packed(x.view(torch.uint8).numpy().view(size)) for x in (left, right)]
     lane = np.arange(32)
     places = (lane[:, None] // 4 + np.array([0, 0, 8, 8]), (lane[:, None] % 4) * 2 + np.array([0, 1, 0, 1]))
     given = np.concatenate([*registers, c.view(np.uint32)[places]], axis=1)
-    name = "m16n8k32.row.col.satfinite.s32.s8.s8.s32" if kind == "s8" else f"m16n8k16.row.col.f32.{kind}.{kind}.f32"
+    name = f"m16n8k{depth}.row.col.f32.{kind}.{kind}.f32"
+    name = "m16n8k32.row.col.satfinite.s32.s8.s8.s32" if kind == "s8" else name
     found = run(
         "ld.global.b32 %r10, [%rd2]; " + "".join(f"ld.global.b32 %r{10 + n}, [%rd2+{4 * n}]; " for n in range(1, 10))
         + f"mma.sync.aligned.{name} {{%r20, %r21, %r22, %r23}}, {{%r10, %r11, %r12, %r13}}, {{%r14, %r15}}, "
@@ -302,6 +320,18 @@ def test_sums_of_tensor_cores_may_be_cut_off():
     )
     rounded, cut = (run(body, options=RunOptions(truncate=off))[0].view(np.float32)[0] for off in (False, True))
     assert rounded == 1 + 2.0**-23 and cut == 1
+
+
+def test_sums_of_8_bit_floats_are_cut_off_at_the_13th_bit_after_the_first():
+    # e4m3 has 1 as 0x38 and 2 ** -7 as 0x04: to 1, products of 2 ** -14 and of 2 ** -7 are added.
+    body = (
+        "mov.b32 %r1, 0; setp.eq.u32 %p1, %r0, 0; @%p1 mov.b32 %r1, 0x3804; mov.b32 %r2, 0x0404;"
+        "mov.b32 %r3, 0f3f800000; mov.b32 %r4, 0;"
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%r5, %r6, %r7, %r8}, {%r1, %r4, %r4, %r4}, {%r2, %r4},"
+        "{%r3, %r3, %r3, %r3};" + STORE
+    )
+    rounded, cut = (run(body, options=RunOptions(truncate=off))[0].view(np.float32)[0] for off in (False, True))
+    assert rounded == 1 + 2.0**-7 + 2.0**-14 and cut == 1 + 2.0**-7
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def descriptor(start: int, leading: int, stride: int, code: int) -> int:
 
 
 def as_bits(x: torch.Tensor) -> np.ndarray:
-    return x.view(torch.int16 if x.dtype != torch.int8 else torch.int8).numpy()
+    return x.view(torch.int16 if x.element_size() == 2 else torch.int8).numpy()
 
 
 #: Code of the swizzle, whether A and B are K-major, offsets of leading dimension and stride, for 16 bits.
@@ -81,8 +81,8 @@ def matrices(kind: str, columns: int) -> tuple[torch.Tensor, torch.Tensor, np.nd
     if kind == "s8":
         a, b = (torch.from_numpy(random.integers(-128, 128, (n, 32)).astype(np.int8)) for n in (64, columns))
         return a, b, (a.long() @ b.long().T).numpy().astype(np.int32)
-    dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kind]
-    a, b = (torch.from_numpy(random.standard_normal((n, 16))).to(dtype) for n in (64, columns))
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}[kind]
+    a, b = (torch.from_numpy(random.standard_normal((n, 32 // dtype.itemsize))).to(dtype) for n in (64, columns))
     return a, b, (a.double() @ b.double().T).numpy().astype(np.float32)
 
 
@@ -97,8 +97,9 @@ def run_product(kind: str, columns: int, code: int, k_major: bool, leading: int,
     descriptors = [descriptor(start, leading, stride, code) for start in halves]
     setup = f"mov.b64 %rd5, {descriptors[0]}; mov.b64 %rd6, {descriptors[1]}; setp.ne.b32 %p3, 0, 0;"
     major = 0 if k_major else 1
-    name = "32.s32.s8.s8" if kind == "s8" else f"16.f32.{kind}.{kind}"
-    constants = "%p3" if kind == "s8" else f"%p3, 1, 1, {major}, {major}"
+    name = "32.s32.s8.s8" if kind == "s8" else f"{32 // size}.f32.{kind}.{kind}"
+    # Products of bytes are K-major always; those of integers have no signs either.
+    constants = {"s8": "%p3", "e4m3": "%p3, 1, 1"}.get(kind, f"%p3, 1, 1, {major}, {major}")
     found = run(
         FILL + setup + product(name, columns, "%rd5", constants), memory.view(np.uint32).reshape(128, 64),
         outputs=columns // 2, threads=128, shared=32768,
@@ -111,28 +112,35 @@ def test_a_product_reads_every_layout(chosen):
     run_product("f16", 64, *chosen)
 
 
-@pytest.mark.parametrize(("kind", "columns"), [("bf16", 8), ("s8", 16), ("s8", 64), ("f16", 128)])
+@pytest.mark.parametrize(
+    ("kind", "columns"), [("bf16", 8), ("s8", 16), ("s8", 64), ("e4m3", 16), ("e4m3", 64), ("f16", 128)]
+)
 def test_a_product_of_every_kind(kind, columns):
     run_product(kind, columns, 1, True, 16, 1024)
 
 
-def test_the_left_matrix_may_be_in_registers_and_sums_are_added_to():
-    a, b, wanted = matrices("f16", 8)
+@pytest.mark.parametrize("kind", ["f16", "e4m3"])
+def test_the_left_matrix_may_be_in_registers_and_sums_are_added_to(kind):
+    a, b, wanted = matrices(kind, 8)
     thread = np.arange(128)
     row = thread // 32 * 16 + thread % 32 // 4
+    size, per_register = a.element_size(), 4 // a.element_size()
+    words = as_bits(a).view(f"u{size}").astype(np.uint32)
     registers = [
-        as_bits(a)[row + 8 * (r % 2), thread % 4 * 2 + r // 2 * 8 + half].astype(np.uint16).astype(np.uint32)
-        << 16 * half
+        sum(
+            words[row + 8 * (r % 2), thread % 4 * per_register + r // 2 * 16 // size + part]
+            << np.uint32(8 * size * part)
+            for part in range(per_register)
+        )
         for r in range(4)
-        for half in range(2)
     ]
     memory = np.zeros((128, 64), np.uint8)
-    memory.reshape(-1)[: b.numel() * 2] = 0
-    places = layout(8, 16, 2, 3, True, 16, 256)
-    for byte in range(2):
-        memory.reshape(-1)[places + byte] = as_bits(b).view(np.uint8).reshape(8, 16, 2)[..., byte]
+    memory.reshape(-1)[: b.numel() * size] = 0
+    places = layout(8, 32 // size, size, 3, True, 16, 256)
+    for byte in range(size):
+        memory.reshape(-1)[places + byte] = as_bits(b).view(np.uint8).reshape(8, 32 // size, size)[..., byte]
     given = np.zeros((128, 8), np.uint32)
-    given[:, :4] = np.stack([registers[2 * r] | registers[2 * r + 1] for r in range(4)], 1)
+    given[:, :4] = np.stack(registers, 1)
     given[:, 4:] = memory.view(np.uint32).reshape(-1)[:512].reshape(128, 4)
     body = (
         "ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd2]; ld.global.v4.b32 {%r5, %r6, %r7, %r8}, [%rd2+16];"
@@ -140,9 +148,11 @@ def test_the_left_matrix_may_be_in_registers_and_sums_are_added_to():
         f"mov.b64 %rd6, {descriptor(0, 16, 256, 3)}; wgmma.fence.sync.aligned;"
     )
     sums = "{%r10, %r11, %r12, %r13}"
-    one = f"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {sums}, {{%r1, %r2, %r3, %r4}}, %rd6,"
+    name = f"m64n8k{32 // size}.f32.{kind}.{kind}"
+    one = f"wgmma.mma_async.sync.aligned.{name} {sums}, {{%r1, %r2, %r3, %r4}}, %rd6,"
+    signs = "1, 1" if kind == "e4m3" else "1, 1, 0"
     found = run(
-        body + f"{one} 0, 1, 1, 0; {one} 1, 1, 1, 0; wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
+        body + f"{one} 0, {signs}; {one} 1, {signs}; wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
         f"st.global.v4.b32 [%rd3], {sums};",
         given, outputs=4, threads=128,
     )  # fmt: skip

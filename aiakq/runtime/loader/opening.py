@@ -16,7 +16,7 @@ from aiakq.runtime.loader.stored_problem import stacked_problem, stacks, stored_
 from aiakq.runtime.loader.weights import CheckpointWeights as CheckpointWeights
 
 #: Implementations that compute on quantized weights, which ``--dequantize always`` excludes.
-QUANTIZED = frozenset({"cpu", "triton", "triton-floats", "triton-w8a8"})
+QUANTIZED = frozenset({"cpu", "triton", "triton-floats", "triton-fp8", "triton-w8a8"})
 
 
 def weights_for(config: EngineConfig, collective: Collective | None = None) -> CheckpointWeights | DummyWeights:

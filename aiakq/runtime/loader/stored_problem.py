@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.expert_stack import ExpertStack
-from aiakq.formats.input_rounding import scheme_of_kernel
+from aiakq.formats.input_rounding import rounding_of, scheme_of_kernel
 from aiakq.formats.mxfp4 import stacked_experts
 from aiakq.kernels.ops import Ops
-from aiakq.kernels.types import LinearProblem
+from aiakq.kernels.types import InputRounding, LinearProblem
 
 
 def stored_scheme(checkpoint: Checkpoint, name: str) -> str:
@@ -21,18 +21,22 @@ def stored_problem(checkpoint: Checkpoint, name: str, ops: Ops) -> LinearProblem
     """Return the problem of the linear ``name`` on the device of ``ops``."""
     spec = checkpoint.linear_spec(name)
     dimensions, group_size = checkpoint.dimensions(name)
+    headers = checkpoint.linear_headers(name)
+    scheme = scheme_of_kernel(spec, stored_scheme(checkpoint, name))
     return LinearProblem(
-        scheme=scheme_of_kernel(spec, stored_scheme(checkpoint, name)),
+        scheme=scheme,
         n=dimensions.n,
         k=dimensions.k,
         group_size=group_size,
         has_zeros=not spec.symmetric,
         has_perm=dimensions.has_perm,
-        has_bias="bias" in checkpoint.linear_headers(name),
+        has_bias="bias" in headers,
         static_input=dimensions.static_input,
         dtype=ops.dtype,
         device=ops.device_type,
         table=spec.table,
+        rounding=rounding_of(spec) if scheme.endswith("a8") else InputRounding(),
+        e5m2=any(header.dtype == "F8_E5M2" for header in headers.values()),
     )
 
 

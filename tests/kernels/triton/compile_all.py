@@ -24,6 +24,7 @@ import torch
 from compile_chunks import chunked_kernels
 from compile_experts import expert_kernels
 from compile_floats import decoding_kernel, float_code_kernels
+from compile_fp8 import fp8_kernels
 from compile_splits import split_kernels
 from compiling import SHARED, Compiled
 from triton.runtime.jit import MockTensor
@@ -420,6 +421,7 @@ def made_for(arch: int) -> list[dict[str, Any]]:
     made += chunked_kernels(arch, compiled, described, launches, tensor_core)
     made += expert_kernels(arch, compiled, described, launches, tensor_core)
     made += float_code_kernels(arch, compiled, described, launches, tensor_core, is_split)
+    made += fp8_kernels(arch, compiled, described, launches, is_split)
     if arch == 90 or not QUICK:
         made += [*decoding_kernel(arch, compiled, described), *split_kernels(arch, compiled, described)]
     return [kernel for kernel in made if kernel is not None]

@@ -27,7 +27,7 @@ THOROUGHLY = {80, 90}
 #: Columns of tensor memory of a multiprocessor.
 TENSOR_MEMORY = 512
 #: Instructions of tensor cores.
-MATRIX = {"HGMMA", "IGMMA", "HMMA", "IMMA", "UTCHMMA", "UTCIMMA"}
+MATRIX = {"HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "QMMA", "UTCHMMA", "UTCIMMA", "UTCQMMA"}
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)((?:\.\w+)*)")
 _LABEL = re.compile(r"\s*\.?(\.?L_x_\d+):")
 _BRANCH = re.compile(r"\bBRA\b.*?`\(\.?(\.?L_x_\d+)\)")

@@ -18,7 +18,7 @@ from aiakq.kernels.ops.linear_reference import dequantize
 from aiakq.kernels.ops.row_parallel import SummedExperts
 from aiakq.kernels.ops.sharded import ShardedExperts, shares
 from aiakq.kernels.tables import TABLES
-from aiakq.kernels.triton import experts, experts_kernel, linear, linear_floats, linear_int8
+from aiakq.kernels.triton import experts, experts_kernel, linear, linear_floats, linear_fp8, linear_int8
 from aiakq.kernels.triton.activation import TritonActivation
 from aiakq.kernels.triton.language import INTERPRETED
 from aiakq.kernels.types import ExpertsProblem, QWeight
@@ -33,6 +33,7 @@ SCHEMES = {
     "floats": None,
     "fp8a16": 64,
     "fp8a8": 64,
+    "fp8a8 rows": 64,
     "mxfp4": 32,
     "w4a16": 64,
     "w2a16": 64,
@@ -52,13 +53,16 @@ def make_layer(scheme: str, n: int, k: int, dtype, device, seed: int, bias: bool
         return TorchDense(values.to(device), None if offset is None else offset.to(device)), exact
     if scheme.startswith("fp8"):
         values = torch.randn(n, k, generator=draw).to(torch.float8_e4m3fn)
+        name, _, rows = scheme.partition(" ")
+        group = k if rows else 64
         weight = QWeight(
-            scheme, values.view(torch.uint8), (torch.rand(n, k // 64, generator=draw) + 0.5) / 16, bias=offset,
-            group_size=64, code_type=torch.float8_e4m3fn, **changes,
+            name, values.view(torch.uint8), (torch.rand(n, k // group, generator=draw) + 0.5) / 16, bias=offset,
+            group_size=group, code_type=torch.float8_e4m3fn, **changes,
         )  # fmt: skip
         exact = TorchDense(dequantize(weight), None if offset is None else offset.float())
-        prepared = linear_floats.prepare(weight.to(device), weight.problem(dtype, device.type))
-        return prepared, RoundedInputs(exact, None, weight.rounding) if scheme == "fp8a8" else exact
+        module = linear_fp8 if rows else linear_floats
+        prepared = module.prepare(weight.to(device), weight.problem(dtype, device.type))
+        return prepared, RoundedInputs(exact, None, weight.rounding) if name == "fp8a8" else exact
     if scheme == "mxfp4":
         codes = torch.randint(0, 16, (n, k), generator=draw).to(torch.uint8)
         scales = torch.exp2(torch.randint(-7, -4, (n, k // 32), generator=draw).float())
@@ -115,11 +119,11 @@ def tolerance(scheme: str, dtype) -> float:
     """Outputs of the first layer, of the activation function and of the second are rounded, in the interpreter down."""
     return (
         0.05
-        if scheme == "fp8a8" and dtype == torch.bfloat16
+        if scheme.startswith("fp8a8") and dtype == torch.bfloat16
         else 0.035
         if dtype == torch.bfloat16
         else 0.02
-        if scheme.endswith("a8")
+        if scheme.startswith("fp8a8") or scheme == "w8a8"
         else 2e-3
     )
 

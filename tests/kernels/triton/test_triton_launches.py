@@ -46,7 +46,7 @@ class Launches(TorchDispatchMode):
 def launches(monkeypatch, tiny_model, tmp_path):
     """``launches(method)``: what a step of four sequences launches once, and in every layer."""
     monkeypatch.setitem(BACKENDS, "cpu", BACKENDS["cuda"])
-    monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-floats,triton-w8a8,torch")
+    monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-fp8,triton-floats,triton-w8a8,torch")
     watched = Launches()
 
     def recorded(function, grid):
@@ -95,7 +95,9 @@ COMMON = {"norm": 2, "rotary": 1, "decode": 1, "combine": 1, "gate": 1}
 
 
 @pytest.mark.parametrize(
-    ("method", "products"), [("gptq", {"grouped": 4}), ("", {"torch linear": 4})], ids=["W4A16", "16 bits"]
+    ("method", "products"),
+    [("gptq", {"grouped": 4}), ("fp8", {"fp8": 4, "quantize_e4m3": 1}), ("", {"torch linear": 4})],
+    ids=["W4A16", "FP8", "16 bits"],
 )
 def test_launches_of_a_layer(launches, method, products):
     once, layer = launches(method)

@@ -25,7 +25,7 @@ def on_triton(device, monkeypatch):
     def begin() -> None:
         if device.type != "cuda":
             monkeypatch.setitem(BACKENDS, "cpu", BACKENDS["cuda"])
-            monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-floats,triton-w8a8")
+            monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-fp8,triton-floats,triton-w8a8")
 
     return begin
 

@@ -142,7 +142,7 @@ def test_two_processes_give_the_bits_of_one(tiny_model, tmp_path, monkeypatch):
     quantize_checkpoint(
         QuantizeOptions(str(model), str(out), "gptq", token_ids=ids, seqlen=32, group_size=32, evaluate=False)
     )
-    monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-floats,triton-w8a8")
+    monkeypatch.setenv("AIAKQ_KERNELS", "triton,triton-fp8,triton-floats,triton-w8a8")
     monkeypatch.setitem(BACKENDS, "cpu", BACKENDS["cuda"])
     start = "from aiakq.runtime.build.rank_process import main; main()"
     patch = "from aiakq.kernels.selection import BACKENDS; BACKENDS['cpu'] = BACKENDS['cuda']"

@@ -7,14 +7,14 @@ import torch
 from torch.nn import functional as F
 
 from aiakq.kernels.ops.rotary import apply_rotary, rotary_factors
-from aiakq.kernels.triton import linear_int8
+from aiakq.kernels.triton import linear_fp8, linear_int8
 from aiakq.kernels.triton.activation import TritonActivation
 from aiakq.kernels.triton.activation_kernel import gate_kernel
-from aiakq.kernels.triton.layouts import QuantizedLayout
+from aiakq.kernels.triton.layouts import Float8Layout, QuantizedLayout
 from aiakq.kernels.triton.norm import TritonNorm
 from aiakq.kernels.triton.norm_kernel import norm_kernel
 from aiakq.kernels.triton.rotary_kernel import rotary_kernel
-from aiakq.kernels.types import LARGEST, RotaryTables
+from aiakq.kernels.types import LARGEST, InputRounding, RotaryTables
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 #: Of keys and values as they are stored.
@@ -107,6 +107,35 @@ def test_norms_and_activations_quantize_like_the_next_layer(dtype, given, device
         assert found.dtype == dtype and found.codes.dtype == torch.int8
         assert torch.allclose(found.scales, scales, rtol=0 if given else 1e-2)
         assert (found.codes.int() - codes.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("width", [256, 1280])
+@pytest.mark.parametrize(("group", "given"), [(0, None), (0, 0.03), (128, None)], ids=["fp8", "fp8-given", "fp8-group"])
+def test_norms_and_activations_round_to_e4m3_like_the_next_layer(group, given, width, device):
+    """But for what is not rounded twice now: codes are neighbors at most. 1280 columns of an activation function have
+    several programs.
+    """
+    dtype = torch.bfloat16
+    x, residual, up = (normal(5, width, dtype=dtype, device=device, seed=n) for n in range(3))
+    weight = normal(width, dtype=dtype, device=device, seed=9)
+    scale = None if given is None else torch.tensor([given], device=device)
+    rounded = Float8Layout(scale, group, InputRounding(group, powers_of_two=group > 0))
+    rms, layer = TritonNorm(weight, None, 1e-5, False), TritonNorm(weight, weight, 1e-5, True)
+    for make in (
+        lambda layout: rms(x.clone(), residual, layout),
+        lambda layout: layer(x.clone(), None, layout),
+        lambda layout: TritonActivation("silu").gated(torch.cat((x, up), dim=1), layout),
+        lambda layout: TritonActivation("gelu")(x, layout),
+    ):
+        found, wanted = make(rounded), linear_fp8.quantize(make(None), rounded)
+        assert found.dtype == dtype and found.codes.dtype == torch.float8_e4m3fn
+        assert found.scales.shape == wanted.scales.shape == (width // group if group else 1, 5)
+        ours, theirs = (
+            each.codes.float() * each.scales.T.repeat_interleave(group or width, dim=1) for each in (found, wanted)
+        )
+        # Neighbors are up to an eighth apart, and those of the least numbers a step of these.
+        assert torch.isclose(ours, theirs, rtol=0.13, atol=2**-9 * wanted.scales.max().item()).all()
+        assert (ours - theirs).norm() < 0.03 * theirs.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

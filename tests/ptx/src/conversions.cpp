@@ -54,6 +54,11 @@ template <class D>
 D half_of_float(float a) {
     return from_float<D>(a);
 }
+f16 half_cut_off(float a) {
+    f16 found = from_float<f16>(a);
+    if (std::isnan(a) || std::fabs(to_float(found)) <= std::fabs(a)) return found;
+    return bits_of<f16>(uint16_t(bits_of<uint16_t>(found) - 1));  // of an infinity the largest number
+}
 bf16 bf16_of_f16(f16 a) {
     bf16 found = from_float<bf16>(to_float(a));
     if (to_float(found) != to_float(a) && a == a) throw Fault("bf16 cannot hold the number, and no rounding is given");
@@ -65,27 +70,10 @@ uint32_t pair_of_floats(float upper, float lower) {
     return uint32_t(bits_of<uint16_t>(from_float<D>(upper))) << 16 | bits_of<uint16_t>(from_float<D>(lower));
 }
 
-// Floats of 8 bits: E of the exponent, M of the mantissa. E4M3 has no infinity, and NaN is all bits.
-template <int E, int M>
-f16 float_of_8_bits(uint8_t bits) {
-    constexpr int bias = (1 << (E - 1)) - 1;
-    int exponent = bits >> M & ((1 << E) - 1), mantissa = bits & ((1 << M) - 1);
-    float size;
-    if (E == 5 && exponent == 31) {
-        size = mantissa ? std::nanf("") : INFINITY;
-    } else if (E == 4 && exponent == 15 && mantissa == 7) {
-        size = std::nanf("");
-    } else if (exponent == 0) {
-        size = std::ldexp(float(mantissa), 1 - bias - M);
-    } else {
-        size = std::ldexp(float(mantissa + (1 << M)), exponent - bias - M);
-    }
-    return f16(bits & 0x80 ? -size : size);
-}
 template <int E, int M>
 uint32_t floats_of_8_bits(uint16_t two) {
-    uint32_t lower = bits_of<uint16_t>(float_of_8_bits<E, M>(uint8_t(two)));
-    return uint32_t(bits_of<uint16_t>(float_of_8_bits<E, M>(uint8_t(two >> 8)))) << 16 | lower;
+    uint32_t lower = bits_of<uint16_t>(f16(of_8_bits<E, M>(uint8_t(two))));
+    return uint32_t(bits_of<uint16_t>(f16(of_8_bits<E, M>(uint8_t(two >> 8))))) << 16 | lower;
 }
 // To the nearest, ties to even; beyond the largest finite number, that one.
 template <int E, int M>
@@ -104,6 +92,11 @@ uint8_t to_8_bits(float x) {
 template <int E, int M>
 uint16_t two_of_8_bits(float upper, float lower) {
     return uint16_t(to_8_bits<E, M>(upper) << 8 | to_8_bits<E, M>(lower));
+}
+template <int E, int M>
+uint16_t two_halves_of_8_bits(uint32_t two) {
+    auto half = [&](int shift) { return to_float(bits_of<f16>(uint16_t(two >> shift))); };
+    return two_of_8_bits<E, M>(half(16), half(0));
 }
 
 template <class T>
@@ -184,6 +177,7 @@ void add_conversions(std::vector<Kind>& all) {
     add<float_of_half<bf16>>(all, "cvt.f32.bf16");
     add<half_of_float<f16>>(all, "cvt.rn.f16.f32");
     add<half_of_float<bf16>>(all, "cvt.rn.bf16.f32");
+    add<half_cut_off>(all, "cvt.rz.f16.f32");
     add<pair_of_floats<f16>>(all, "cvt.rn.f16x2.f32");
     add<pair_of_floats<bf16>>(all, "cvt.rn.bf16x2.f32");
     add<bf16_of_f16>(all, "cvt.bf16.f16");
@@ -191,6 +185,7 @@ void add_conversions(std::vector<Kind>& all) {
     add<floats_of_8_bits<5, 2>>(all, "cvt.rn.f16x2.e5m2x2");
     add<two_of_8_bits<4, 3>>(all, "cvt.rn.satfinite.e4m3x2.f32");
     add<two_of_8_bits<5, 2>>(all, "cvt.rn.satfinite.e5m2x2.f32");
+    add<two_halves_of_8_bits<4, 3>>(all, "cvt.rn.satfinite.e4m3x2.f16x2");
 }
 
 }  // namespace ptx

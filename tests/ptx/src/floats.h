@@ -1,6 +1,7 @@
 // Floats of 16 and 8 bits, and results rounded once.
 #pragma once
 
+#include <array>
 #include <cmath>
 
 #include "emulator.h"
@@ -18,6 +19,37 @@ inline To bits_of(From from) {
 inline float to_float(float x) { return x; }
 inline float to_float(f16 x) { return static_cast<float>(x); }
 inline float to_float(bf16 x) { return bits_of<float>(uint32_t(x.bits) << 16); }
+
+// Floats of 8 bits: E of the exponent, M of the mantissa. E4M3 has no infinity, and NaN is all bits.
+template <int E, int M>
+inline float of_8_bits(uint8_t bits) {
+    constexpr int bias = (1 << (E - 1)) - 1;
+    int exponent = bits >> M & ((1 << E) - 1), mantissa = bits & ((1 << M) - 1);
+    float size;
+    if (E == 5 && exponent == 31) {
+        size = mantissa ? std::nanf("") : INFINITY;
+    } else if (E == 4 && exponent == 15 && mantissa == 7) {
+        size = std::nanf("");
+    } else if (exponent == 0) {
+        size = std::ldexp(float(mantissa), 1 - bias - M);
+    } else {
+        size = std::ldexp(float(mantissa + (1 << M)), exponent - bias - M);
+    }
+    return bits & 0x80 ? -size : size;
+}
+
+struct e4m3 {
+    uint8_t bits;
+};
+
+inline float to_float(e4m3 x) {
+    static const std::array<float, 256> values = [] {
+        std::array<float, 256> all;
+        for (int code = 0; code < 256; code++) all[size_t(code)] = of_8_bits<4, 3>(uint8_t(code));
+        return all;
+    }();
+    return values[x.bits];
+}
 
 template <class T>
 T from_float(float x);
@@ -63,6 +95,14 @@ inline float to_odd(double x) {
 inline float toward_zero(double x) {
     float y = static_cast<float>(x);
     return std::fabs(static_cast<double>(y)) > std::fabs(x) && std::isfinite(x) ? std::nextafter(y, 0.0f) : y;
+}
+
+// A sum whose largest addend is `largest`, cut off toward zero: a float has 23 bits after the first, but of products of
+// 8-bit floats tensor cores align all addends to the largest and keep 13 (DeepSeek-V3, arXiv:2412.19437, section 3.5.2).
+inline float cut_off(double sum, double largest, bool of_8_bits) {
+    if (!of_8_bits || largest == 0 || !std::isfinite(sum)) return toward_zero(sum);
+    const double place = std::ldexp(1.0, std::ilogb(largest) - 13);
+    return float(std::trunc(sum / place) * place);
 }
 
 }  // namespace ptx

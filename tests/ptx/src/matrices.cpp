@@ -62,7 +62,7 @@ void scatter_sums(Warp& w, const Operand* o, const T (*sums)[COLUMNS], const Mas
 // Exact sums, rounded once, to nearest or toward zero.
 template <class T>
 void multiply_floats(Warp& w, const Instruction& i, Mask) {
-    constexpr int K = 16;
+    constexpr int K = 32 / sizeof(T);
     const Operand* o = i.operands;
     alignas(32) double a[ROWS][K], b[K][COLUMNS];
     alignas(32) float c[ROWS][COLUMNS];
@@ -73,12 +73,17 @@ void multiply_floats(Warp& w, const Instruction& i, Mask) {
     gather_sums(w, o + 10, c, bad);
     const bool truncate = w.block->options.truncate;
     for (int row = 0; row < ROWS; row++) {
-        double sums[COLUMNS];
-        for (int n = 0; n < COLUMNS; n++) sums[n] = c[row][n];
+        double sums[COLUMNS], largest[COLUMNS];
+        for (int n = 0; n < COLUMNS; n++) sums[n] = c[row][n], largest[n] = std::fabs(sums[n]);
         for (int k = 0; k < K; k++) {
-            for (int n = 0; n < COLUMNS; n++) sums[n] += a[row][k] * b[k][n];
+            for (int n = 0; n < COLUMNS; n++) {
+                const double product = a[row][k] * b[k][n];
+                sums[n] += product, largest[n] = std::max(largest[n], std::fabs(product));
+            }
         }
-        for (int n = 0; n < COLUMNS; n++) c[row][n] = truncate ? toward_zero(sums[n]) : float(sums[n]);
+        for (int n = 0; n < COLUMNS; n++) {
+            c[row][n] = truncate ? cut_off(sums[n], largest[n], sizeof(T) == 1) : float(sums[n]);
+        }
     }
     scatter_sums(w, o, c, bad, lines);
 }
@@ -235,6 +240,7 @@ void add_matrices(std::vector<Kind>& all) {
     };
     together(mma + "m16n8k16.row.col.f32.bf16.bf16.f32", sizes, multiply_floats<bf16>);
     together(mma + "m16n8k16.row.col.f32.f16.f16.f32", sizes, multiply_floats<f16>);
+    together(mma + "m16n8k32.row.col.f32.e4m3.e4m3.f32", sizes, multiply_floats<e4m3>);
     together(mma + "m16n8k32.row.col.s32.s8.s8.s32", sizes, multiply_bytes<false>);
     together(mma + "m16n8k32.row.col.satfinite.s32.s8.s8.s32", sizes, multiply_bytes<true>);
     for (const char* count : {"1", "2", "4"}) {

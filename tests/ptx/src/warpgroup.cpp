@@ -3,6 +3,7 @@
 // Each warp is executed by itself. A product is computed when it is issued; until it is waited for, its sums are
 // undefined, and what it reads from shared memory must not be written.
 #include <algorithm>
+#include <type_traits>
 
 #include "floats.h"
 
@@ -93,34 +94,41 @@ void read_registers(Warp& w, const Operand* o, bool* undefined, Store store) {
 }
 
 double number(int8_t x) { return x; }
-double number(f16 x) { return to_float(x); }
-double number(bf16 x) { return to_float(x); }
+template <class T>
+double number(T x) {
+    return to_float(x);
+}
 
 // Exact: as a double, if rounded once at the end.
-template <class Sum>
-Sum rounded(double x, bool truncate) {
-    return truncate ? toward_zero(x) : float(x);
+template <class T>
+float rounded(double x, double largest, bool truncate, float) {
+    return truncate ? cut_off(x, largest, sizeof(T) == 1) : float(x);
 }
-template <>
-int32_t rounded(double x, bool) {
+template <class T>
+int32_t rounded(double x, double, bool, int32_t) {
     return int32_t(uint32_t(int64_t(x)));
 }
 
-// Sums [N / 2 registers], A [a descriptor or four registers], B [a descriptor], whether sums are added to, and for floats
-// the signs of A and B and whether they are not K-major.
+// The constants after the predicate: for floats the signs of A and B, and for those of 16 bits whether A, unless it is
+// in registers, and B are not K-major.
+template <class T, class Sum, bool REGISTERS>
+constexpr int CONSTANTS = std::is_same_v<Sum, int32_t> ? 0 : sizeof(T) == 1 ? 2 : REGISTERS ? 3 : 4;
+
+// Sums [N / 2 registers], A [a descriptor or four registers], B [a descriptor], whether sums are added to, and constants.
 template <class T, class Sum, bool REGISTERS>
 void multiply(Warp& w, const Instruction& i, Mask) {
-    constexpr int K = 32 / sizeof(T);
-    constexpr bool floats = sizeof(T) == 2;
-    const int after = (REGISTERS ? 4 : 1) + 2 + (floats ? REGISTERS ? 3 : 4 : 0), registers = i.count - after;
+    constexpr int K = 32 / sizeof(T), constants = CONSTANTS<T, Sum, REGISTERS>;
+    constexpr bool any_order = constants > 2;
+    const int after = (REGISTERS ? 4 : 1) + 2 + constants, registers = i.count - after;
     const int columns = 2 * registers;
     const Operand *sums = i.operands, *a_at = sums + registers, *b_at = a_at + (REGISTERS ? 4 : 1), *rest = b_at + 1;
     if (columns % 8 || columns > MOST_COLUMNS) throw Fault("unsupported: a product of so many columns");
     if (w.block->warps.size() % 4) throw Fault("divergence: no four warps for a product of a warpgroup");
     if (!w.products_fenced) throw Fault("race: a product without wgmma.fence since the last group");
-    auto constant = [&](int n) { return floats ? int32_t(w.value<uint32_t>(rest[n])[0]) : 0; };
-    if (floats && (constant(1) != 1 || constant(2) != 1)) throw Fault("unsupported: a product of negated matrices");
-    const bool a_k_major = !REGISTERS && constant(3) == 0, b_k_major = constant(REGISTERS ? 3 : 4) == 0;
+    auto constant = [&](int n) { return int32_t(w.value<uint32_t>(rest[n])[0]); };
+    if (constants && (constant(1) != 1 || constant(2) != 1)) throw Fault("unsupported: a product of negated matrices");
+    const bool a_k_major = !REGISTERS && (!any_order || constant(3) == 0);
+    const bool b_k_major = !any_order || constant(REGISTERS ? 3 : 4) == 0;
     if (w.products.empty() || w.products.back().number != w.product_groups) {
         w.products.push_back({{}, w.product_groups});
     }
@@ -141,9 +149,12 @@ void multiply(Warp& w, const Instruction& i, Mask) {
         Mask undefined = before & added;
         for (int l = 0; l < LANES; l++) {
             const int row = (l >> 2) + 8 * (r >> 1 & 1), column = r / 4 * 8 + (l & 3) * 2 + (r & 1);
-            double sum = added >> l & 1 ? double(in[l]) : 0.0;
-            for (int k = 0; k < K; k++) sum += a[row][k] * b[k][column];
-            out[l] = rounded<Sum>(sum, w.block->options.truncate);
+            double sum = added >> l & 1 ? double(in[l]) : 0.0, largest = std::fabs(sum);
+            for (int k = 0; k < K; k++) {
+                const double product = a[row][k] * b[k][column];
+                sum += product, largest = std::max(largest, std::fabs(product));
+            }
+            out[l] = rounded<T>(sum, largest, w.block->options.truncate, Sum());
             undefined |= Mask(bad_rows[row] || bad_columns[column]) << l;
         }
         w.assign(sums[r], out, ALL, ALL);
@@ -179,14 +190,13 @@ void fence_memory(Warp& w, const Instruction&, Mask) { w.block->shared.fence_pro
 
 template <class T, class Sum>
 void add_products(std::vector<Kind>& all, const std::string& types) {
-    const std::string constants = sizeof(T) == 2 ? "ccc" : "";
+    const std::string in_memory(CONSTANTS<T, Sum, false>, 'c'), in_registers(CONSTANTS<T, Sum, true>, 'c');
     for (int columns = 8; columns <= MOST_COLUMNS; columns += 8) {
         const std::string name = "wgmma.mma_async.sync.aligned.m64n" + std::to_string(columns) + "k" +
                                  std::to_string(32 / sizeof(T)) + types;
         const std::string sums(size_t(columns) / 2, '4');
-        const std::string both = sums + "88p" + constants + (sizeof(T) == 2 ? "c" : "");
-        all.push_back({name, both, multiply<T, Sum, false>, Flow::NEXT, true});
-        all.push_back({name, sums + "44448p" + constants, multiply<T, Sum, true>, Flow::NEXT, true});
+        all.push_back({name, sums + "88p" + in_memory, multiply<T, Sum, false>, Flow::NEXT, true});
+        all.push_back({name, sums + "44448p" + in_registers, multiply<T, Sum, true>, Flow::NEXT, true});
     }
 }
 
@@ -195,6 +205,7 @@ void add_products(std::vector<Kind>& all, const std::string& types) {
 void add_warpgroups(std::vector<Kind>& all) {
     add_products<f16, float>(all, ".f32.f16.f16");
     add_products<bf16, float>(all, ".f32.bf16.bf16");
+    add_products<e4m3, float>(all, ".f32.e4m3.e4m3");
     add_products<int8_t, int32_t>(all, ".s32.s8.s8");
     all.push_back({"wgmma.fence.sync.aligned", "", fence, Flow::NEXT, true});
     all.push_back({"wgmma.commit_group.sync.aligned", "", commit, Flow::NEXT, true});
