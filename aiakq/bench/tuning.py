@@ -16,9 +16,8 @@ from aiakq.kernels.ops import Ops
 from aiakq.kernels.triton import DTYPES, attention, configs, linear, linear_fp8, linear_int8, tuning
 from aiakq.kernels.triton.linear import GroupedLinear
 from aiakq.kernels.triton.linear_int8 import Int8Linear
-from aiakq.kernels.types import AttentionContext
+from aiakq.kernels.types import AttentionContext, LayerCache
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.loader.dummy_weights import random_weight
 from aiakq.spec import LayerSpec, QuantSpec
 
