@@ -15,11 +15,9 @@ from aiakq.bench.problem import Problem, Product, attention_of, sequences
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.triton import DTYPES, attention, configs, linear, linear_fp8, linear_int8, tuning
 from aiakq.kernels.triton.linear import GroupedLinear
-from aiakq.kernels.triton.linear_fp8 import Fp8Linear
 from aiakq.kernels.triton.linear_int8 import Int8Linear
-from aiakq.kernels.types import AttentionContext
+from aiakq.kernels.types import AttentionContext, LayerCache
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.loader.dummy_weights import random_weight
 from aiakq.spec import LayerSpec, QuantSpec
 
@@ -85,7 +83,7 @@ class _LinearBenchmark:
         generator = torch.Generator(device).manual_seed(0)
         self.n, self.k, self.dtype, self.device = n, k, dtype, device
         self._int8: list[Int8Linear] = []
-        self._fp8: list[Fp8Linear] = []
+        self._fp8: list[linear_fp8.Fp8Linear] = []
         self._grouped: list[GroupedLinear] = []
         for _ in range(timing.copies(device, n * k * spec.bits / 8)):
             weight = random_weight(spec, n, k, None, device, generator)

@@ -178,19 +178,11 @@ def fp8_kernel(
     y_stride,
     M,
     N,
-    K: tl.constexpr,
-    N_PADDED: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    STAGES: tl.constexpr,
-    WEIGHTS_LEFT: tl.constexpr,
-    BIAS: tl.constexpr,
-    X_GROUPS: tl.constexpr,
+    K: tl.constexpr, N_PADDED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+    STAGES: tl.constexpr, WEIGHTS_LEFT: tl.constexpr, BIAS: tl.constexpr, X_GROUPS: tl.constexpr,
     W_GROUPS: tl.constexpr,
     COMMON: tl.constexpr,  # whether all outputs of a tile have the same scales
-):
+):  # fmt: skip
     """A tile of BN outputs and BM rows, over one of SPLIT parts of the inputs."""
     STEPS: tl.constexpr = K // BK
     # Programs that read the same weights follow each other: the weights are read from memory once.
