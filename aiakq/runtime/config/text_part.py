@@ -50,6 +50,15 @@ def _is_flat(raw: Mapping[str, object]) -> bool:
     return raw.get("model_type") in _FLAT and isinstance(raw.get("vision_config"), dict) and "text_config" not in raw
 
 
+def with_text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``raw`` with the keys of its language model in a ``text_config``, where newer files have them."""
+    if not _is_flat(raw):
+        return dict(raw)
+    outer = {name: value for name, value in raw.items() if name in (*_OUTER, *_SHARED, "model_type")}
+    inside = {name: value for name, value in raw.items() if name not in _OUTER}
+    return {**outer, "text_config": {**inside, "model_type": text_kind(raw)}}
+
+
 def text_kind(raw: Mapping[str, Any]) -> str:
     """Return the model_type of the language model inside ``raw``, which has one.
 

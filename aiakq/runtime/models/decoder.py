@@ -21,6 +21,7 @@ from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput, QWeight
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.layers.rotary import GridRotary
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.models.interface import ModelInput, StageOutput
 from aiakq.runtime.models.stage import Stage
@@ -333,6 +334,7 @@ class Decoder:
     adapters         layers that support LoRA adapters; None if LoRA is disabled.
     aux_layers       layers whose inputs are stored in ``ModelInput.aux_hidden_states`` for an EAGLE-3 head; the number
                      of layers stands for the output of the last one.
+    grid_rotary      rows of the rotary tables for tokens with three positions; None if all tokens have one.
     """
 
     config: ModelConfig
@@ -350,6 +352,7 @@ class Decoder:
     after_head: Rescale | None = None
     adapters: AdaptableLayers | None = None
     aux_layers: tuple[int, ...] = ()
+    grid_rotary: GridRotary | None = None
     _sum: Scaling = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -436,11 +439,9 @@ class Decoder:
     def _embedded(self, step: ModelInput) -> StageOutput:
         """Return the input of the first block."""
         assert self.embedding is not None, "a later stage needs the hidden states of the previous one"
-        x = self.embedding(step.token_ids)
-        if self.after_embedding is not None:
-            x = _plain(self.after_embedding(x))
+        x = _rescaled(self.embedding(step.token_ids), self.after_embedding)
         if self.project_in is not None:
             x = self.project_in(x)
         for replaced in step.input_rows:
-            x = x.index_copy(0, replaced.rows, replaced.values)
+            x = replaced.embed(x)
         return StageOutput(x, None if self.positions is None else self.positions(step.positions))

@@ -36,6 +36,10 @@ class InputRows:
     rows: Tensor
     values: Tensor
 
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the embeddings x [T, hidden] of a step's tokens with these in their places."""
+        return x.index_copy(0, self.rows, self.values)
+
 
 @dataclass
 class ModelInput:
@@ -49,6 +53,8 @@ class ModelInput:
                 elsewhere.
     aux_hidden_states  filled in by the model: [T, hidden] before each of its ``aux_layers``.
     input_rows  embeddings that replace those of some tokens, as the input of the first block.
+    grid_positions  three positions [N, 3] int64 of each token whose position is row n of ``GridRotary``; None without
+                any.
     """
 
     token_ids: Tensor
@@ -58,6 +64,7 @@ class ModelInput:
     hidden: StageOutput | None = None
     aux_hidden_states: list[Tensor] = field(default_factory=list)
     input_rows: Sequence[InputRows] = ()
+    grid_positions: Tensor | None = None
 
 
 class Model(Protocol):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.hf.quiet import without_progress
 from aiakq.runtime.multimodal.encoder_files import open_encoder
@@ -85,7 +86,7 @@ def _load_encoder(config: EngineConfig) -> TransformersEncoder:
             config=hf_config,
             state_dict=tensors,
             dtype=config.device.dtype,
-            attn_implementation=_attention(raw),
+            attn_implementation=_attention(config.multimodal),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
@@ -93,9 +94,10 @@ def _load_encoder(config: EngineConfig) -> TransformersEncoder:
     return TransformersEncoder(hf.to(config.device.device).eval(), config.device.dtype, config.device.device)
 
 
-def _attention(raw: Mapping[str, Any]) -> str:
-    """Return the name of the attention: the scores of a large image in Pixtral's encoder would take gigabytes."""
-    return "sdpa" if raw["vision_config"].get("model_type") == "pixtral" else "eager"
+def _attention(multimodal: MultimodalConfig) -> str:
+    """Return the name of the attention: in encoders that see a large image whole, its scores would take gigabytes."""
+    is_pixtral = multimodal.raw["vision_config"].get("model_type") == "pixtral"
+    return "sdpa" if is_pixtral or multimodal.architecture.startswith("Qwen") else "eager"
 
 
 def _without_language_model(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from aiakq.runtime.multimodal.encoding import ImageEncoding
 from aiakq.runtime.multimodal.resource import EncoderCache
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
+#: Kinds that are driven in every way: one whose positions are numbers of tokens, and one with M-RoPE.
+SCHEDULED = ("idefics3", "qwen2_5_vl")
 #: How the engine is driven; every mode gives the same tokens and log-probabilities.
 MODES: dict[str, dict[str, Any]] = {
     "chunked through an image": {"max_num_batched_tokens": 7},
@@ -81,33 +85,62 @@ def test_log_probabilities_equal_those_of_transformers(vision_model, kind):
             assert abs(step[token].logprob - float(expected[at, token])) < 1e-5, (kind, at)
 
 
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
+def test_files_of_earlier_versions_give_the_same_bits(vision_model, tmp_path, kind):
+    """Published files of Qwen2-VL have no text_config, and other names of tensors."""
+    source = vision_model(kind)
+    for path in source.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    raw = json.loads((source / "config.json").read_text())
+    text = raw.pop("text_config")
+    text["rope_theta"], text["rope_scaling"] = 10000.0, {"type": "mrope", "mrope_section": [2, 3, 3]}
+    del text["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps({**text, **raw}))
+    tensors = {
+        name.replace("model.visual.", "visual.").replace("model.language_model.", "model."): tensor
+        for name, tensor in load_file(source / "model.safetensors").items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    prompts = prompts_of(kind)
+    assert answers(engine(tmp_path), prompts) == answers(engine(source), prompts)
+
+
 @pytest.fixture(scope="module")
-def alone(vision_model) -> list[Any]:
-    """Each prompt in a run of its own, nothing cached."""
-    llm = engine(vision_model("idefics3"), enable_prefix_caching=False)
-    return [answers(llm, [prompt])[0] for prompt in prompts_of("idefics3")]
+def alone(vision_model) -> Callable[[str], list[Any]]:
+    """Each prompt of a kind in a run of its own, nothing cached."""
+
+    @functools.cache
+    def computed(kind: str) -> list[Any]:
+        llm = engine(vision_model(kind), enable_prefix_caching=False)
+        return [answers(llm, [prompt])[0] for prompt in prompts_of(kind)]
+
+    return computed
 
 
+@pytest.mark.parametrize("kind", SCHEDULED)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_same_bits_however_the_engine_is_driven(vision_model, alone, mode):
-    llm = engine(vision_model("idefics3"), **MODES[mode])
-    assert answers(llm, prompts_of("idefics3")) == alone
+def test_the_same_bits_however_the_engine_is_driven(vision_model, alone, mode, kind):
+    llm = engine(vision_model(kind), **MODES[mode])
+    assert answers(llm, prompts_of(kind)) == alone(kind)
 
 
-def test_a_preempted_sequence_gives_the_same_bits(vision_model):
-    prompts = [{"prompt": f"{n}<image>", "multi_modal_data": {"image": random_image(n)}} for n in range(3)]
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
+def test_a_preempted_sequence_gives_the_same_bits(vision_model, kind):
+    mark, size = PLACEHOLDERS[kind], (30, 20) if kind == "llava" else (32, 32)
+    prompts = [{"prompt": f"{n}{mark}", "multi_modal_data": {"image": random_image(n, *size)}} for n in range(3)]
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0)
     given = {"block_size": 4, "max_model_len": 80, "enable_prefix_caching": False}
-    expected = answers(engine(vision_model("llava"), **given), prompts, params)
-    llm = engine(vision_model("llava"), **given, num_gpu_blocks_override=22)
+    expected = answers(engine(vision_model(kind), **given), prompts, params)
+    llm = engine(vision_model(kind), **given, num_gpu_blocks_override=22)
     assert answers(llm, prompts, params) == expected
     assert llm.engine.scheduler.num_preemptions > 0
 
 
-def test_the_same_bits_from_the_prefix_cache_and_other_images_miss_it(vision_model, alone):
-    llm = engine(vision_model("idefics3"))
-    prompts = prompts_of("idefics3")
-    assert [answers(llm, [prompt])[0] for prompt in prompts] == alone
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_the_same_bits_from_the_prefix_cache_and_other_images_miss_it(vision_model, alone, kind):
+    llm = engine(vision_model(kind))
+    prompts = prompts_of(kind)
+    assert [answers(llm, [prompt])[0] for prompt in prompts] == alone(kind)
     first = prompts[0]
     [again] = llm.generate([first], GREEDY, use_tqdm=False)
     assert again.num_cached_tokens >= len(again.prompt_token_ids) - 8
@@ -117,22 +150,24 @@ def test_the_same_bits_from_the_prefix_cache_and_other_images_miss_it(vision_mod
     ids = llm.tokenizer.encode(first["prompt"])
     _, (_, second) = llm._images.loaded().expanded(ids, images, ["", ""])
     assert second.first - 8 < other.num_cached_tokens <= second.first
-    uncached = engine(vision_model("idefics3"), enable_prefix_caching=False)
+    uncached = engine(vision_model(kind), enable_prefix_caching=False)
     assert answers(llm, [{**first, "multi_modal_data": {"image": images}}]) == answers(
         uncached, [{**first, "multi_modal_data": {"image": images}}]
     )
     assert other.outputs[0].token_ids != again.outputs[0].token_ids
 
 
+@pytest.mark.parametrize("kind", SCHEDULED)
 @pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
-def test_the_same_bits_on_two_ranks(vision_model, alone, split):
-    llm = engine(vision_model("idefics3"), **split, max_num_batched_tokens=32)
-    assert answers(llm, prompts_of("idefics3")) == alone
+def test_the_same_bits_on_two_ranks(vision_model, alone, split, kind):
+    llm = engine(vision_model(kind), **split, max_num_batched_tokens=32)
+    assert answers(llm, prompts_of(kind)) == alone(kind)
 
 
-def test_records_cross_processes(vision_model, alone, behind_bytes):
-    llm = behind_bytes(engine(vision_model("idefics3")))
-    assert answers(llm, prompts_of("idefics3")) == alone
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_records_cross_processes(vision_model, alone, behind_bytes, kind):
+    llm = behind_bytes(engine(vision_model(kind)))
+    assert answers(llm, prompts_of(kind)) == alone(kind)
 
 
 def encoding_of(llm: LLM) -> ImageEncoding:
