@@ -17,12 +17,22 @@ MAX_ENCODER_CACHE_TOKENS = 1 << 15
 #: Architectures whose images change more of the language model -> what.
 _MORE = {
     "Gemma3ForConditionalGeneration": "tokens of an image attend to each other in both directions",
-    "Qwen3VLForConditionalGeneration": "its tokens have positions in three dimensions (M-RoPE)",
-    "Qwen3VLMoeForConditionalGeneration": "its tokens have positions in three dimensions (M-RoPE)",
 }
 
 #: Architectures with M-RoPE -> fields of ``GridRope``.
-_GRIDS = dict.fromkeys(("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), ((16, 24, 24), False))
+_GRIDS: Mapping[str, tuple[tuple[int, int, int], bool]] = {
+    "Qwen2VLForConditionalGeneration": ((16, 24, 24), False),
+    "Qwen2_5_VLForConditionalGeneration": ((16, 24, 24), False),
+    "Qwen3VLForConditionalGeneration": ((24, 20, 20), True),
+    "Qwen3VLMoeForConditionalGeneration": ((24, 20, 20), True),
+    "Qwen3_5ForConditionalGeneration": ((11, 11, 10), True),
+    "Qwen3_5MoeForConditionalGeneration": ((11, 11, 10), True),
+}
+#: Architectures whose images are also added to the outputs of layers, as many as deepstack_visual_indexes has numbers
+#: -> its default.
+_DEEPSTACK: Mapping[str, tuple[int, ...]] = dict.fromkeys(
+    ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), (8, 16, 24)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +59,12 @@ class MultimodalConfig:
     media_path: str | None = None
     domains: tuple[str, ...] = ()
     refusal: str = ""
+
+    @property
+    def added_layers(self) -> int:
+        """The number of layers, from the first on, to whose outputs images are added."""
+        default = _DEEPSTACK.get(self.architecture)
+        return 0 if default is None else len(self.raw["vision_config"].get("deepstack_visual_indexes", default))
 
     def grid(self, rows: int) -> GridRope | None:
         """Return how up to ``rows`` tokens of images in a step are rotated; None if each has one position."""

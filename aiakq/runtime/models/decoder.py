@@ -422,6 +422,8 @@ class Decoder:
             if layer in self.aux_layers:
                 step.aux_hidden_states.append(self._sum(x, residual))
             x, residual = block(x, residual, step.positions, cache, step.context)
+            for rows in step.input_rows:
+                x, residual = rows.add(self.stage.first + layer, x, residual)
         if len(self.blocks) in self.aux_layers:
             step.aux_hidden_states.append(self._sum(x, residual))
         if not self.stage.is_last:

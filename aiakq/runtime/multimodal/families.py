@@ -146,6 +146,9 @@ FAMILIES: dict[str, type[ImageText]] = {
     "SmolVLMForConditionalGeneration": Idefics3Text,
     "Qwen2VLForConditionalGeneration": QwenText,
     "Qwen2_5_VLForConditionalGeneration": QwenText,
+    "Qwen3VLForConditionalGeneration": QwenText,
+    "Qwen3_5ForConditionalGeneration": QwenText,
+    "Qwen3_5MoeForConditionalGeneration": QwenText,
 }
 
 

@@ -29,7 +29,6 @@ def test_wrong_limits_are_refused(given):
     ("changes", "reason"),
     [
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, "in both directions"),
-        ({"architectures": ["Qwen3VLForConditionalGeneration"]}, "M-RoPE"),
         ({"architectures": ["OtherForConditionalGeneration"]}, "those of Idefics3"),
         ({"image_token_id": None}, "no image_token_id"),
     ],

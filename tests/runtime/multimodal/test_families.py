@@ -50,7 +50,8 @@ class ByteTokenizer:
 def preprocessor(kind: str, **arguments: Any) -> ImagePreprocessor:
     model = config_of(kind)
     names = {"idefics3": "Idefics3", "smolvlm": "SmolVLM", "mistral3": "Mistral3", "internvl": "InternVL"}
-    names |= {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}
+    names |= {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5"}
+    names |= {"qwen3_5_moe": "Qwen3_5Moe"}
     config = MultimodalConfig(
         architecture=f"{names.get(kind, 'Llava')}ForConditionalGeneration",
         image_token_id=model.image_token_id,
@@ -87,7 +88,7 @@ def test_texts_of_images_are_those_of_transformers_processor(kind):
         "mistral3": ("pixtral", "Pixtral"),
         "qwen2_vl": ("qwen2_vl", "Qwen2VL"),
         "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VL"),
-    }[kind]
+    }.get(kind, ("qwen3_vl", "Qwen3VL"))
     found = importlib.import_module(f"transformers.models.{module}.processing_{module}")
     tokens = SimpleNamespace(
         image_token=PLACEHOLDERS[kind],

@@ -18,8 +18,10 @@ from aiakq.runtime.multimodal.encoding import ImageEncoding
 from aiakq.runtime.multimodal.resource import EncoderCache
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
-#: Kinds that are driven in every way: one whose positions are numbers of tokens, and one with M-RoPE.
-SCHEDULED = ("idefics3", "qwen2_5_vl")
+#: Kinds that are driven in every way: plain, with M-RoPE and additions to outputs of layers, and with recurrent layers.
+SCHEDULED = ("idefics3", "qwen3_vl", "qwen3_5")
+#: Nats between log-probabilities and those of transformers, whose gated delta rule has larger rounding errors.
+TOLERANCES = dict.fromkeys(("qwen3_5", "qwen3_5_moe"), 3e-5)
 #: How the engine is driven; every mode gives the same tokens and log-probabilities.
 MODES: dict[str, dict[str, Any]] = {
     "chunked through an image": {"max_num_batched_tokens": 7},
@@ -27,6 +29,8 @@ MODES: dict[str, dict[str, Any]] = {
     "operation by operation": {"enforce_eager": True},
     "prompt lookup": {"speculative_model": "[ngram]", "num_speculative_tokens": 3, "ngram_prompt_lookup_max": 2},
 }
+#: What is refused: no drafts with recurrent layers.
+REFUSED = {("prompt lookup", "qwen3_5")}
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +86,7 @@ def test_log_probabilities_equal_those_of_transformers(vision_model, kind):
         expected = reference_logprobs(folder, kind, ids, images_in(prompt))
         steps = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
         for at, (token, step) in enumerate(zip(ids[1:], steps, strict=True)):
-            assert abs(step[token].logprob - float(expected[at, token])) < 1e-5, (kind, at)
+            assert abs(step[token].logprob - float(expected[at, token])) < TOLERANCES.get(kind, 1e-5), (kind, at)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
@@ -117,8 +121,9 @@ def alone(vision_model) -> Callable[[str], list[Any]]:
     return computed
 
 
-@pytest.mark.parametrize("kind", SCHEDULED)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "kind"), [(mode, kind) for kind in SCHEDULED for mode in MODES if (mode, kind) not in REFUSED]
+)
 def test_the_same_bits_however_the_engine_is_driven(vision_model, alone, mode, kind):
     llm = engine(vision_model(kind), **MODES[mode])
     assert answers(llm, prompts_of(kind)) == alone(kind)
@@ -157,7 +162,7 @@ def test_the_same_bits_from_the_prefix_cache_and_other_images_miss_it(vision_mod
     assert other.outputs[0].token_ids != again.outputs[0].token_ids
 
 
-@pytest.mark.parametrize("kind", SCHEDULED)
+@pytest.mark.parametrize("kind", ["idefics3", "qwen3_vl"])
 @pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
 def test_the_same_bits_on_two_ranks(vision_model, alone, split, kind):
     llm = engine(vision_model(kind), **split, max_num_batched_tokens=32)
