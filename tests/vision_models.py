@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 #: Kinds whose tokens of images have positions in three dimensions.
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 #: Kind -> special tokens of its prompts, after those of the tokenizer.
 _TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *_TILES]
@@ -146,28 +146,21 @@ def config_of(kind: str) -> Any:
     )
 
 
+_QWEN_TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2}
+_QWEN_TOKENS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "video_token_id": 6}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
 def _qwen_configs() -> dict[str, tuple[str, dict[str, Any]]]:
     """Kind -> model_type and values of the config."""
-    tower = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2}
-    rope = {"rope_type": "default", "rope_theta": 10000.0}
-    tokens = {"vision_start_token_id": 3, "vision_end_token_id": 4, "video_token_id": 6}
-    third = {"hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "num_position_embeddings": 16}
-    delta = {
-        **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16},
-        **{"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "head_dim": 32},
-        "layer_types": ["linear_attention", "full_attention"],
-        "rope_parameters": {**rope, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
-    }
-    experts = {"num_experts": 4, "num_experts_per_tok": 2}
-    experts |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-    halves = {**_TEXT, "rope_parameters": {**rope, "mrope_section": [2, 3, 3]}}
+    halves = {**_TEXT, "rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}
     return {
         "qwen2_vl": (
             "qwen2_vl",
             {
                 "text_config": {"model_type": "qwen2_vl_text", **halves},
-                "vision_config": {**tower, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
-                **tokens,
+                "vision_config": {**_QWEN_TOWER, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+                **_QWEN_TOKENS,
             },
         ),
         "qwen2_5_vl": (
@@ -175,37 +168,64 @@ def _qwen_configs() -> dict[str, tuple[str, dict[str, Any]]]:
             {
                 "text_config": {"model_type": "qwen2_5_vl_text", **halves},
                 "vision_config": {
-                    **{**tower, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64},
+                    **{**_QWEN_TOWER, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64},
                     **{"window_size": 16, "fullatt_block_indexes": [1]},
                 },
-                **tokens,
+                **_QWEN_TOKENS,
             },
         ),
+        **_qwen3_configs(),
+    }
+
+
+def _qwen3_configs() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Those of the third generation."""
+    third = {"hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "num_position_embeddings": 16}
+    delta = {
+        **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16},
+        **{"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "head_dim": 32},
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
+    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    experts |= {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
+    return {
         "qwen3_vl": (
             "qwen3_vl",
             {
                 "text_config": {
                     **{"model_type": "qwen3_vl_text", **_TEXT, "head_dim": 16},
-                    "rope_parameters": {**rope, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+                    "rope_parameters": {**_ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
                 },
-                "vision_config": {**tower, **third, "deepstack_visual_indexes": [0, 1]},
-                **tokens,
+                "vision_config": {**_QWEN_TOWER, **third, "deepstack_visual_indexes": [0, 1]},
+                **_QWEN_TOKENS,
+            },
+        ),
+        "qwen3_vl_moe": (
+            "qwen3_vl_moe",
+            {
+                "text_config": {
+                    **{"model_type": "qwen3_vl_moe_text", **_TEXT, "head_dim": 16, **experts},
+                    "rope_parameters": {**_ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+                },
+                "vision_config": {**_QWEN_TOWER, **third, "deepstack_visual_indexes": [1]},
+                **_QWEN_TOKENS,
             },
         ),
         "qwen3_5": (
             "qwen3_5",
             {
                 "text_config": {"model_type": "qwen3_5_text", **_TEXT, **delta},
-                "vision_config": {**tower, **third},
-                **tokens,
+                "vision_config": {**_QWEN_TOWER, **third},
+                **_QWEN_TOKENS,
             },
         ),
         "qwen3_5_moe": (
             "qwen3_5_moe",
             {
                 "text_config": {"model_type": "qwen3_5_moe_text", **_TEXT, **delta, **experts},
-                "vision_config": {**tower, **third},
-                **tokens,
+                "vision_config": {**_QWEN_TOWER, **third},
+                **_QWEN_TOKENS,
             },
         ),
     }

@@ -42,6 +42,9 @@ class Weights(Protocol):
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
 
+    def has_shape(self, name: str, *shape: int) -> bool:
+        """Whether there is a tensor of this name and shape."""
+
     def is_packed(self, name: str) -> bool:
         """Whether the checkpoint holds the linear layer ``name`` quantized, under whatever names of tensors."""
 
@@ -371,9 +374,7 @@ class Decoder:
 
     @property
     def variant(self) -> bool:
-        """Of the operations of the current step, by which recordings of steps are told apart: whether it has rows with
-        adapters.
-        """
+        """Whether the current step has rows with adapters, by which recordings of steps are told apart."""
         return self.adapters is not None and self.adapters.are_used
 
     def recording(self) -> AbstractContextManager[None]:

@@ -147,6 +147,7 @@ FAMILIES: dict[str, type[ImageText]] = {
     "Qwen2VLForConditionalGeneration": QwenText,
     "Qwen2_5_VLForConditionalGeneration": QwenText,
     "Qwen3VLForConditionalGeneration": QwenText,
+    "Qwen3VLMoeForConditionalGeneration": QwenText,
     "Qwen3_5ForConditionalGeneration": QwenText,
     "Qwen3_5MoeForConditionalGeneration": QwenText,
 }

@@ -51,7 +51,7 @@ def preprocessor(kind: str, **arguments: Any) -> ImagePreprocessor:
     model = config_of(kind)
     names = {"idefics3": "Idefics3", "smolvlm": "SmolVLM", "mistral3": "Mistral3", "internvl": "InternVL"}
     names |= {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5"}
-    names |= {"qwen3_5_moe": "Qwen3_5Moe"}
+    names |= {"qwen3_5_moe": "Qwen3_5Moe", "qwen3_vl_moe": "Qwen3VLMoe"}
     config = MultimodalConfig(
         architecture=f"{names.get(kind, 'Llava')}ForConditionalGeneration",
         image_token_id=model.image_token_id,
