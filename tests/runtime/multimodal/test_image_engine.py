@@ -295,3 +295,26 @@ def test_an_image_of_one_token_of_mistral_3_is_refused(vision_model):
     llm = engine(vision_model("mistral3"))
     with pytest.raises(AiakqError, match=r"too small: .* it has 1 x 1 pixels"):
         llm.generate([{"prompt": "[IMG]", "multi_modal_data": {"image": random_image(1, 1, 1)}}], GREEDY)
+
+
+class FailsOnce:
+    """An encoder that fails for the first image."""
+
+    def __init__(self, encoder: Any) -> None:
+        self._encoder, self.zeros, self._failed = encoder, encoder.zeros, False
+
+    def __call__(self, item: Any) -> Any:
+        if self._failed:
+            return self._encoder(item)
+        self._failed = True
+        raise ValueError("no such image")
+
+
+@pytest.mark.parametrize("split", [{}, {"pipeline_parallel_size": 2}], ids=["one stage", "two stages"])
+def test_what_was_computed_without_an_image_is_not_reused(vision_model, alone, split):
+    llm = engine(vision_model("idefics3"), **split, max_num_batched_tokens=16)
+    encoding, prompt = encoding_of(llm), prompts_of("idefics3")[0]
+    encoding._encoder = FailsOnce(encoding._encoder)
+    [failed] = llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert failed.error == "its image cannot be encoded: ValueError: no such image"
+    assert answers(llm, [prompt]) == [alone("idefics3")[0]]
