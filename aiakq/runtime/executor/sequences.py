@@ -97,12 +97,13 @@ class RowPart(ExecutorPart, Protocol):
 
 @runtime_checkable
 class InputPart(ExecutorPart, Protocol):
-    """A part that replaces embeddings of tokens, in the executor of the first stage."""
+    """A part that replaces embeddings of tokens, in the executor of the first stage, or adds to outputs of layers."""
 
     def input_rows(
         self, chunks: Sequence[Chunk], sequences: Sequence[SequenceState], starts: list[int]
     ) -> InputRows | None:
-        """Return the embeddings that the next step reads in place of those of its tokens; None if there are none.
+        """Return what the next step reads in place of embeddings of its tokens, or adds to outputs of layers; None if
+        there is nothing.
 
         starts  row of the first token of each chunk.
         """

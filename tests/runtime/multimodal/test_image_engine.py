@@ -318,3 +318,17 @@ def test_what_was_computed_without_an_image_is_not_reused(vision_model, alone, s
     [failed] = llm.generate([prompt], GREEDY, use_tqdm=False)
     assert failed.error == "its image cannot be encoded: ValueError: no such image"
     assert answers(llm, [prompt]) == [alone("idefics3")[0]]
+
+
+def test_images_of_as_many_tokens_in_other_rows_miss_the_prefix_cache(vision_model):
+    """Positions behind an image depend on its rows and columns, and so do cached keys."""
+    llm = engine(vision_model("qwen3_vl"))
+    uncached = engine(vision_model("qwen3_vl"), enable_prefix_caching=False)
+    sizes = ((24, 16), (16, 24), (48, 8))
+    text = f"<|vision_start|>{PLACEHOLDERS['qwen3_vl']}<|vision_end|> what is in this image?"
+    prompts = [{"prompt": text, "multi_modal_data": {"image": random_image(1, *size)}} for size in sizes]
+    outputs = [llm.generate([prompt], GREEDY, use_tqdm=False)[0] for prompt in prompts]
+    assert len({tuple(output.prompt_token_ids) for output in outputs}) == 1
+    assert [output.num_cached_tokens for output in outputs] == [0, 0, 0]
+    for prompt in prompts:
+        assert answers(llm, [prompt]) == answers(uncached, [prompt])
