@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+#: Kinds whose tokens of images have positions in three dimensions.
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 #: Kind -> special tokens of its prompts, after those of the tokenizer.
 _TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *_TILES]
@@ -20,6 +22,7 @@ _SPECIAL = {
     "smolvlm": _IDEFICS,
     "mistral3": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
     "internvl": ["<img>", "</img>", "<IMG_CONTEXT>"],
+    **dict.fromkeys(QWEN, ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]),
 }
 #: Kind -> its placeholder.
 PLACEHOLDERS = {
@@ -29,6 +32,7 @@ PLACEHOLDERS = {
     "smolvlm": "<image>",
     "mistral3": "[IMG]",
     "internvl": "<IMG_CONTEXT>",
+    **dict.fromkeys(QWEN, "<|image_pad|>"),
 }
 _VISION = {
     **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -81,6 +85,9 @@ def image_processor_of(kind: str) -> Any:
         "smolvlm": ("smolvlm", "SmolVLM", {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}),
         "mistral3": ("pixtral", "Pixtral", {"size": {"longest_edge": 40}, "patch_size": {"height": 4, "width": 4}}),
         "internvl": ("got_ocr2", "GotOcr2", {"size": {"height": 16, "width": 16}, "max_patches": 4}),
+        **dict.fromkeys(
+            QWEN, ("qwen2_vl", "Qwen2VL", {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 1024}})
+        ),
     }[kind]
     found = importlib.import_module(f"transformers.models.{module}.image_processing_pil_{module}")
     return getattr(found, f"{name}ImageProcessorPil")(**values)
@@ -132,10 +139,96 @@ def config_of(kind: str) -> Any:
                 "image_seq_length": 4,
             },
         ),
+        **_qwen_configs(),
     }[kind]
     return AutoConfig.for_model(
         model_type, **{"text_config": llama, "image_token_id": token, "pad_token_id": 2} | values
     )
+
+
+_QWEN_TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2}
+_QWEN_TOKENS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "video_token_id": 6}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def _qwen_configs() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Kind -> model_type and values of the config."""
+    halves = {**_TEXT, "rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}
+    return {
+        "qwen2_vl": (
+            "qwen2_vl",
+            {
+                "text_config": {"model_type": "qwen2_vl_text", **halves},
+                "vision_config": {**_QWEN_TOWER, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+                **_QWEN_TOKENS,
+            },
+        ),
+        "qwen2_5_vl": (
+            "qwen2_5_vl",
+            {
+                "text_config": {"model_type": "qwen2_5_vl_text", **halves},
+                "vision_config": {
+                    **{**_QWEN_TOWER, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64},
+                    **{"window_size": 16, "fullatt_block_indexes": [1]},
+                },
+                **_QWEN_TOKENS,
+            },
+        ),
+        **_qwen3_configs(),
+    }
+
+
+def _qwen3_configs() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Those of the third generation."""
+    third = {"hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 64, "num_position_embeddings": 16}
+    delta = {
+        **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16},
+        **{"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "head_dim": 32},
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
+    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    experts |= {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
+    return {
+        "qwen3_vl": (
+            "qwen3_vl",
+            {
+                "text_config": {
+                    **{"model_type": "qwen3_vl_text", **_TEXT, "head_dim": 16},
+                    "rope_parameters": {**_ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+                },
+                "vision_config": {**_QWEN_TOWER, **third, "deepstack_visual_indexes": [0, 1]},
+                **_QWEN_TOKENS,
+            },
+        ),
+        "qwen3_vl_moe": (
+            "qwen3_vl_moe",
+            {
+                "text_config": {
+                    **{"model_type": "qwen3_vl_moe_text", **_TEXT, "head_dim": 16, **experts},
+                    "rope_parameters": {**_ROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+                },
+                "vision_config": {**_QWEN_TOWER, **third, "deepstack_visual_indexes": [1]},
+                **_QWEN_TOKENS,
+            },
+        ),
+        "qwen3_5": (
+            "qwen3_5",
+            {
+                "text_config": {"model_type": "qwen3_5_text", **_TEXT, **delta},
+                "vision_config": {**_QWEN_TOWER, **third},
+                **_QWEN_TOKENS,
+            },
+        ),
+        "qwen3_5_moe": (
+            "qwen3_5_moe",
+            {
+                "text_config": {"model_type": "qwen3_5_moe_text", **_TEXT, **delta, **experts},
+                "vision_config": {**_QWEN_TOWER, **third},
+                **_QWEN_TOKENS,
+            },
+        ),
+    }
 
 
 def save_vision_model(kind: str, folder: Path) -> Path:
@@ -179,8 +272,10 @@ def reference_logprobs(folder: Path, kind: str, ids: list[int], images: Sequence
         several = [list(images)] if kind in ("idefics3", "smolvlm") else list(images)
         processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
         processed = processor(several, return_tensors="pt", **options)
-        names = ("pixel_values", "pixel_attention_mask", "image_sizes")
+        names = ("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw")
         given = {name: processed[name] for name in names if name in processed}
+        if kind in QWEN:
+            given["mm_token_type_ids"] = (torch.tensor([ids]) == model.config.image_token_id).int()
     with torch.inference_mode():
         logits = model.eval()(input_ids=torch.tensor([ids]), **given).logits[0]
     return logits.log_softmax(-1)

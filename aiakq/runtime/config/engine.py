@@ -107,7 +107,8 @@ class EngineConfig:
             if multimodal is not None and not multimodal.refusal:
                 tokens = min(max_model_len, MAX_ENCODER_CACHE_TOKENS)
                 scheduler = replace(config.scheduler, encoder_cache_tokens=tokens)
-                config = replace(config, scheduler=scheduler)
+                grid = multimodal.grid(scheduler.max_num_batched_tokens)
+                config = replace(config, scheduler=scheduler, model=replace(model, grid=grid))
         embeds = pooling is not None and not pooling.label_tokens
         check_rotation(stated, config.scheduler.lora is not None, embeds)
         if config.scheduler.lora is not None:

@@ -17,7 +17,7 @@ from aiakq.formats.config_values import SIZE, malformed, read_value
 from aiakq.formats.model_folder import first_architecture
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
-from aiakq.runtime.config.rope import is_nested, longest_context, rope_parameters, rotated_layers
+from aiakq.runtime.config.rope import GridRope, is_nested, longest_context, rope_parameters, rotated_layers
 from aiakq.runtime.config.text_part import text_part
 
 #: Maximum number of layers, ten times more than any model has: an untrusted config must not exhaust memory.
@@ -83,6 +83,7 @@ class ModelConfig:
     max_position     max_position_embeddings, which learned positions and rotary scaling depend on.
     context          maximum length of a sequence, which YaRN extends; when serving, the requested max_model_len.
     num_positions    rows of position tables: fewer than ``context`` if the KV cache cannot hold such a sequence.
+    grid             how tokens of images are rotated if they have positions in three dimensions.
     layer_kinds      kind of each layer: full_attention, sliding_attention, or another name of config.json.
     sliding_windows  per layer, the number of positions that a query attends to, or None for all.
     rope             rotary parameters (rope_type, rope_theta, ...), or kind of layer -> rotary parameters.
@@ -109,6 +110,7 @@ class ModelConfig:
     rope: Mapping[str, Any]
     raw: Mapping[str, Any] = field(repr=False)
     num_positions: int = 0
+    grid: GridRope | None = None
     head: OutputHead | None = None
     stored_head: str = ""
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import error
+from aiakq.runtime.config.rope import GridRope
+from aiakq.runtime.config.text_part import with_text_config
 from aiakq.runtime.protocol.media import IMAGE_ARCHITECTURES, MAX_ITEMS
 
 #: Tokens of images whose embeddings are kept at most; those of one prompt have to fit.
@@ -15,11 +17,22 @@ MAX_ENCODER_CACHE_TOKENS = 1 << 15
 #: Architectures whose images change more of the language model -> what.
 _MORE = {
     "Gemma3ForConditionalGeneration": "tokens of an image attend to each other in both directions",
-    "Qwen2VLForConditionalGeneration": "its tokens have positions in three dimensions (M-RoPE)",
-    "Qwen2_5_VLForConditionalGeneration": "its tokens have positions in three dimensions (M-RoPE)",
-    "Qwen3VLForConditionalGeneration": "its tokens have positions in three dimensions (M-RoPE)",
-    "Qwen3VLMoeForConditionalGeneration": "its tokens have positions in three dimensions (M-RoPE)",
 }
+
+#: Architectures with M-RoPE -> fields of ``GridRope``.
+_GRIDS: Mapping[str, tuple[tuple[int, int, int], bool]] = {
+    "Qwen2VLForConditionalGeneration": ((16, 24, 24), False),
+    "Qwen2_5_VLForConditionalGeneration": ((16, 24, 24), False),
+    "Qwen3VLForConditionalGeneration": ((24, 20, 20), True),
+    "Qwen3VLMoeForConditionalGeneration": ((24, 20, 20), True),
+    "Qwen3_5ForConditionalGeneration": ((11, 11, 10), True),
+    "Qwen3_5MoeForConditionalGeneration": ((11, 11, 10), True),
+}
+#: Architectures whose images are also added to the outputs of layers, as many as deepstack_visual_indexes has numbers
+#: -> its default.
+_DEEPSTACK: Mapping[str, tuple[int, ...]] = dict.fromkeys(
+    ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), (8, 16, 24)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +42,7 @@ class MultimodalConfig:
     architecture    that config.json names.
     folder          the model's.
     image_token_id  the token that stands for a part of an image.
-    raw             config.json.
+    raw             config.json, with a ``text_config``.
     max_items       images per prompt.
     processor_kwargs  arguments of the processor of images.
     media_path      folder of images that file:// URLs may name; None for none.
@@ -47,6 +60,17 @@ class MultimodalConfig:
     domains: tuple[str, ...] = ()
     refusal: str = ""
 
+    @property
+    def added_layers(self) -> int:
+        """The number of layers, from the first on, to whose outputs images are added."""
+        default = _DEEPSTACK.get(self.architecture)
+        return 0 if default is None else len(self.raw["vision_config"].get("deepstack_visual_indexes", default))
+
+    def grid(self, rows: int) -> GridRope | None:
+        """Return how up to ``rows`` tokens of images in a step are rotated; None if each has one position."""
+        found = _GRIDS.get(self.architecture)
+        return None if found is None else GridRope(rows, *found)
+
     @staticmethod
     def from_args(
         args: EngineArguments, folder: str, raw: Mapping[str, Any], has_draft_model: bool = False
@@ -58,6 +82,7 @@ class MultimodalConfig:
         has_draft_model  whether another model proposes draft tokens.
         """
         max_items = image_limit(args.limit_mm_per_prompt or {})
+        raw = with_text_config(raw)
         if not (isinstance(raw.get("text_config"), dict) and isinstance(raw.get("vision_config"), dict)):
             return None
         named = raw.get("architectures")

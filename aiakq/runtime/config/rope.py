@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import AiakqError, error
@@ -59,6 +60,20 @@ _OLDER_KEYS = {
 }
 #: Scaling types that depend on the number of positions a model was trained for.
 _FROM_ORIGINAL = frozenset({"llama3", "yarn", "longrope"})
+
+
+@dataclass(frozen=True)
+class GridRope:
+    """Rotary embedding of tokens of images by three positions (M-RoPE): time, row and column.
+
+    rows        of the tables, which tokens of images write for themselves: as many as a step has tokens.
+    sizes       number of frequencies that depend on each position, where config.json has no mrope_section.
+    alternates  whether these alternate instead of following each other.
+    """
+
+    rows: int
+    sizes: tuple[int, int, int]
+    alternates: bool
 
 
 def rope_parameters(raw: Mapping[str, object]) -> dict[str, object]:

@@ -27,6 +27,7 @@ _TEXT_MODELS = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
@@ -48,6 +49,15 @@ def has_text_part(raw: Mapping[str, object]) -> bool:
 
 def _is_flat(raw: Mapping[str, object]) -> bool:
     return raw.get("model_type") in _FLAT and isinstance(raw.get("vision_config"), dict) and "text_config" not in raw
+
+
+def with_text_config(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``raw`` with the keys of its language model in a ``text_config``, where newer files have them."""
+    if not _is_flat(raw):
+        return dict(raw)
+    outer = {name: value for name, value in raw.items() if name in (*_OUTER, *_SHARED, "model_type")}
+    inside = {name: value for name, value in raw.items() if name not in _OUTER}
+    return {**outer, "text_config": {**inside, "model_type": text_kind(raw)}}
 
 
 def text_kind(raw: Mapping[str, Any]) -> str:
@@ -85,6 +95,8 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, object]:
     inside = {name: raw[name] for name in raw if name not in _OUTER} if _is_flat(raw) else dict(raw["text_config"])
     inside["model_type"] = kind
     text = _completed(kind, inside)
+    if kind == "qwen3_vl_moe_text" and not text.setdefault("norm_topk_prob", True):
+        raise ValueError("norm_topk_prob is false, but transformers' class normalizes the weights of experts")
     text |= {name: raw[name] for name in _SHARED if raw.get(name) is not None and text.get(name) is None}
     # transformers' classes have the output layer, and tie it as the outer config says; a stored one is used anyway.
     if raw.get("tie_word_embeddings") or ("tie_word_embeddings" not in inside and "tie_word_embeddings" in raw):

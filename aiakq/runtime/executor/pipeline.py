@@ -25,7 +25,7 @@ from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
 from aiakq.runtime.models.interface import StageOutput
 from aiakq.runtime.protocol.command import Preparation, ResetSequences
-from aiakq.runtime.protocol.step import StepBatch, StepResult
+from aiakq.runtime.protocol.step import ChunkResult, StepBatch, StepResult
 
 
 class PipelinedStep:
@@ -132,6 +132,9 @@ class PipelineExecutor:
             self._abandon(step)
             assert step.result is not None
             return step.result
+        for number, sequence in enumerate(step.sequences):
+            if sequence.failure is not None:  # the last stage knows only what has failed there
+                result.chunks[number] = ChunkResult.of_failure(sequence.failure)
         tokens = result.new_tokens()
         for sequence, new in zip(step.sequences, tokens, strict=True):
             sequence.token_ids += new

@@ -64,6 +64,8 @@ class StepColumns:
     num_decodes  the number of sequences in ``decoded``.
     decoded      columns of ``Decodes``, of one element per sequence: token_ids, positions, slots, lengths.
 
+    grids        arrays [N, 3] of ``ModelInput.grid_positions``, of tokens of chunks.
+
     The lists are of chunks, which come behind them; ``unknown`` is of both.
     """
 
@@ -78,6 +80,7 @@ class StepColumns:
     logit_rows: list[int] = field(default_factory=list)
     rows_of: list[range] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
+    grids: list[NDArray[np.int64]] = field(default_factory=list)
 
 
 class Runner:
@@ -111,6 +114,7 @@ class Runner:
         self.caches = model.new_caches(num_pages, page_size, 1 if states is None else states.num_rows)
         self.captured: CapturedStep | None = None
         self.short_start = model.short_start
+        self._grid_rotary = model.grid_rotary if isinstance(model, Decoder) else None
 
     def capture(self, bounds: Bounds, options: CompilationConfig) -> str:
         """Capture the steps of the model up to ``bounds``, if possible.
@@ -126,6 +130,9 @@ class Runner:
         Returns logits [R, V] float32 of ``step.logit_rows``, or the input of the next stage. The next call may
         overwrite the result.
         """
+        if step.grid_positions is not None:
+            assert self._grid_rotary is not None
+            self._grid_rotary.write(step.grid_positions)
         if self.captured is not None and not step.input_rows and self.captured.accepts(step):
             return self.captured(step)
         return self.model.forward(step, self.caches)
@@ -187,14 +194,15 @@ class Runner:
             states=None if self.states is None else self.states.context(decodes.chunks() + chunks, sequences),
         )
         model_input = ModelInput(token_column, position_column, context, row_column)
+        if columns.grids:
+            model_input.grid_positions = on_device(torch.from_numpy(np.concatenate(columns.grids)), self.device)
         if self._input_parts:
             found = [
                 part.input_rows(chunks, sequences[num_decodes:], starts[num_decodes:]) for part in self._input_parts
             ]
             model_input.input_rows = [rows for rows in found if rows is not None]
-        return StepInput(
-            model_input, columns.rows_of, columns.unknown, columns.unknown_sequences, [numbers, ends], page_table
-        )
+        on_host = [numbers, ends, *columns.grids]
+        return StepInput(model_input, columns.rows_of, columns.unknown, columns.unknown_sequences, on_host, page_table)
 
     def _decoded(self, decodes: Decodes, sequences: list[SequenceState], running: RunningSequences) -> StepColumns:
         """Return the columns of ``decodes``."""
@@ -205,6 +213,8 @@ class Runner:
         positions = firsts
         if self.short_start:
             positions = firsts + [self.short_start if sequence.spec.is_short else 0 for sequence in sequences]
+        elif self._grid_rotary is not None:
+            positions = firsts + [0 if sequence.grids is None else sequence.grids.shift for sequence in sequences]
         columns = (token_ids, positions, slots, firsts + 1)
         return StepColumns(len(sequences), columns, unknown, unknown_sequences)
 
@@ -221,9 +231,9 @@ class Runner:
         for chunk, sequence in zip(chunks, sequences, strict=True):
             first, count, own = chunk.first, chunk.count, len(token_ids)
             start, row = num_decodes + own, num_decodes + len(logit_rows)
-            known, pages, reader = sequence.token_ids, sequence.pages, sequence.reader
+            known, pages, reader, grids = sequence.token_ids, sequence.pages, sequence.reader, sequence.grids
             begin = first + short_start if sequence.spec.is_short else first
-            if count == 1 and chunk.samples and reader is None and not chunk.drafts:
+            if count == 1 and chunk.samples and reader is None and not chunk.drafts and grids is None:
                 # Most chunks, in fewer operations than those below.
                 if first + shift < len(known):
                     token_ids.append(known[first + shift])
@@ -242,7 +252,11 @@ class Runner:
                     unknown.append(num_decodes + len(token_ids))
                     unknown_sequences.append(sequence)
                     token_ids.append(0)
-                positions += range(begin, begin + count)
+                if grids is None:
+                    positions += range(begin, begin + count)
+                else:
+                    assert self._grid_rotary is not None
+                    grids.append(first, end, positions, columns.grids, self._grid_rotary.first)
                 slots += [pages[position // P] * P + position % P for position in range(first, end)]
                 needed = sampled_positions(chunk) if reader is None else reader.positions(chunk)
                 logit_rows += [start + position - first for position in needed]

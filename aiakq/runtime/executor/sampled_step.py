@@ -160,7 +160,7 @@ class SampledStep:
             if index in self._reads:
                 self._reads[index](result)
             if sequence.failure is not None:
-                result = ChunkResult([SampledToken(0, 0.0, error=sequence.failure)])
+                result = ChunkResult.of_failure(sequence.failure)
             results.append(result)
         if self._decoded is None:
             return StepResult(results)
@@ -185,7 +185,9 @@ def _decode_results(columns: SamplerColumns, samples: SamplerOutput) -> DecodeRe
         if sampled.ends or not sampled.is_valid:
             others[row] = ChunkResult([sampled])
     for row in columns.failed:
-        others[row] = ChunkResult([SampledToken(0, 0.0, error=columns.rows[row].sequence.failure)])
+        failure = columns.rows[row].sequence.failure
+        assert failure is not None
+        others[row] = ChunkResult.of_failure(failure)
     if not others:
         for token_ids, token in zip(columns.token_ids, results.tokens, strict=True):
             token_ids.append(token)

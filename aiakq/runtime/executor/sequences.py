@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.ops.sampling import SampleRow
+from aiakq.runtime.executor.grid_positions import grid_positions
 from aiakq.runtime.executor.logits_modifier import LogitsModifier, Modifier
 from aiakq.runtime.executor.output_reader import OutputReader, new_logprobs_reader
 from aiakq.runtime.executor.row_transforms import RowMask
@@ -32,6 +33,7 @@ class SequenceState:
     reader     of the model's output; None: it is only sampled.
     asked      of each of its rows of logits; None until the first is sampled.
     failure    why nothing it computes counts; None: it does.
+    grids      positions of its tokens; None: they are their numbers.
     state_at   per row of its states, the number of tokens it is the state after, or none; see StateRows.
     """
 
@@ -40,6 +42,7 @@ class SequenceState:
             "asked",
             "drafted",
             "failure",
+            "grids",
             "masks",
             "modifier",
             "num_drafted",
@@ -67,6 +70,7 @@ class SequenceState:
         self.num_drafted: int | None = None
         self.drafted: list[int] = []
         self.failure: str | None = None
+        self.grids = grid_positions(spec.media) if spec.media else None
 
 
 class ExecutorPart(Protocol):
@@ -93,12 +97,13 @@ class RowPart(ExecutorPart, Protocol):
 
 @runtime_checkable
 class InputPart(ExecutorPart, Protocol):
-    """A part that replaces embeddings of tokens, in the executor of the first stage."""
+    """A part that replaces embeddings of tokens, in the executor of the first stage, or adds to outputs of layers."""
 
     def input_rows(
         self, chunks: Sequence[Chunk], sequences: Sequence[SequenceState], starts: list[int]
     ) -> InputRows | None:
-        """Return the embeddings that the next step reads in place of those of its tokens; None if there are none.
+        """Return what the next step reads in place of embeddings of its tokens, or adds to outputs of layers; None if
+        there is nothing.
 
         starts  row of the first token of each chunk.
         """

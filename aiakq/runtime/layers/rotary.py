@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,52 @@ def rotary_tables(
     freqs = torch.outer(torch.arange(rows, dtype=torch.float32), inv_freq)
     # In place, because the tables of very long contexts take gigabytes.
     return RotaryTables(freqs.cos().mul_(magnitude).to(device), freqs.sin_().mul_(magnitude).to(device))
+
+
+@dataclass(eq=False)
+class GridRotary:
+    """Rows of rotary tables for tokens with three positions (M-RoPE; Wang et al. 2024, arXiv:2409.12191), on one of
+    which each frequency depends. Such a token has the number of its row as its position.
+
+    tables  whose rows from ``first`` on are written in every step with such tokens; empty without attention.
+    axes    [R / 2] int64, which of the three positions each frequency depends on.
+    """
+
+    tables: Sequence[RotaryTables]
+    axes: Tensor
+    first: int
+
+    def write(self, positions: Tensor) -> None:
+        """Write the rows of tokens with the positions [N, 3] int64."""
+        rows = slice(self.first, self.first + len(positions))
+        for tables in self.tables:
+            for table in (tables.cosines, tables.sines):
+                table[rows] = table.gather(0, positions[:, self.axes])
+
+
+def new_grid_rotary(
+    rope: Mapping[str, Any], usual: Sequence[int], alternate: bool, tables: Sequence[RotaryTables], first: int
+) -> GridRotary:
+    """Return the rows of ``tables`` from ``first`` on.
+
+    rope       rotary parameters, maybe with mrope_section: how many frequencies depend on each position.
+    usual      these numbers where it has none.
+    alternate  whether frequencies of the three positions alternate instead of following each other.
+
+    Raises ``model_malformed`` if config.json distributes the frequencies otherwise than transformers' class can.
+    """
+    count = tables[0].cosines.shape[1] if tables else 0
+    sizes, stated = rope.get("mrope_section", list(usual)), rope.get("mrope_interleaved", alternate)
+    wrong = not isinstance(sizes, (list, tuple)) or len(sizes) != 3 or any(type(each) is not int for each in sizes)
+    if wrong or min(sizes) < 0 or stated is not alternate or (tables and not alternate and sum(sizes) != count):
+        reason = f"mrope_section is {sizes!r:.64} and mrope_interleaved {stated!r:.16} for {count} frequencies"
+        raise error("model_malformed", file="config.json", reason=reason)
+    if alternate:
+        axes = [number % 3 if number < 3 * sizes[number % 3] else 0 for number in range(count)]
+    else:
+        axes = [axis for axis, size in enumerate(sizes) for _ in range(size)]
+    device = tables[0].cosines.device if tables else torch.device("cpu")
+    return GridRotary(tables, torch.tensor(axes, device=device), first)
 
 
 @dataclass(frozen=True)

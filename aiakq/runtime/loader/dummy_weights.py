@@ -46,6 +46,9 @@ class DummyWeights(LinearBuilder):
     def has(self, name: str) -> bool:
         return False  # families then use their default names
 
+    def has_shape(self, name: str, *shape: int) -> bool:
+        return self.has(name)
+
     def is_packed(self, name: str) -> bool:
         return False
 

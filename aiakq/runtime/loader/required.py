@@ -53,6 +53,10 @@ class RequiredWeights:
     def has(self, name: str) -> bool:
         return self.checkpoint.locate(name) is not None
 
+    def has_shape(self, name: str, *shape: int) -> bool:
+        source = self.checkpoint.locate(name)
+        return source is not None and tuple(self.checkpoint.inventory[source].shape) == shape
+
     def is_packed(self, name: str) -> bool:
         return self.checkpoint.locate_linear(name) is not None
 

@@ -22,7 +22,7 @@ from aiakq.kernels.types import AttentionSpec, RotaryTables
 from aiakq.runtime.config.model import ModelConfig, OutputHead
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention, ProjectionStep
-from aiakq.runtime.layers.rotary import rotary_tables
+from aiakq.runtime.layers.rotary import GridRotary, new_grid_rotary, rotary_tables
 from aiakq.runtime.models.decoder import MLP, Block, Decoder, DecoderLayer, GatedMLP, Mixer, PlainMLP, Rescale, Weights
 from aiakq.runtime.models.stage import whole_model
 
@@ -125,6 +125,7 @@ class DecoderBuilder:
             project_out=self.project_out() if stage.is_last else None,
             after_embedding=self.after_embedding() if stage.is_first else None,
             after_head=self.after_head() if stage.is_last and self.config.head is None else None,
+            grid_rotary=self.grid_rotary(),
         )
 
     def embedding(self) -> tuple[EmbeddingLayer, LinearLayer | None]:
@@ -308,15 +309,27 @@ class DecoderBuilder:
 
     def tables(self, rope: Mapping[str, Any], width: int) -> RotaryTables:
         """Return the tables for heads of size ``width``. Behind their rows are those for short texts, if LongRoPE
-        distinguishes them (``Model.short_start``).
+        distinguishes them (``Model.short_start``), or those of ``grid_rotary``.
         """
         config, device = self.config, self.ops.device
-        tables = rotary_tables(rope, width, config.max_position, device, config.context, config.num_positions)
+        rows = config.num_positions + (0 if config.grid is None else config.grid.rows)
+        tables = rotary_tables(rope, width, config.max_position, device, config.context, rows)
         if config.short_context is None:
             return tables
         rows = min(config.short_context, config.num_positions)
         short = rotary_tables(rope, width, config.max_position, device, config.short_context, rows)
         return RotaryTables(torch.cat([tables.cosines, short.cosines]), torch.cat([tables.sines, short.sines]))
+
+    def grid_rotary(self) -> GridRotary | None:
+        """Return the rows of the rotary tables that tokens of images write for themselves; None without any.
+
+        Raises ``model_malformed`` for parameters that transformers' class rejects.
+        """
+        config, grid = self.config, self.config.grid
+        if grid is None:
+            return None
+        tables = list(self._rotary.values())
+        return new_grid_rotary(config.rope, grid.sizes, grid.alternates, tables, config.num_positions)
 
     def layer_norm(self, name: str, width: int | None = None) -> Norm:
         """Return a layer norm with weight and bias."""

@@ -21,6 +21,7 @@ from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput, QWeight
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.layers.rotary import GridRotary
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.models.interface import ModelInput, StageOutput
 from aiakq.runtime.models.stage import Stage
@@ -40,6 +41,9 @@ class Weights(Protocol):
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
+
+    def has_shape(self, name: str, *shape: int) -> bool:
+        """Whether there is a tensor of this name and shape."""
 
     def is_packed(self, name: str) -> bool:
         """Whether the checkpoint holds the linear layer ``name`` quantized, under whatever names of tensors."""
@@ -333,6 +337,7 @@ class Decoder:
     adapters         layers that support LoRA adapters; None if LoRA is disabled.
     aux_layers       layers whose inputs are stored in ``ModelInput.aux_hidden_states`` for an EAGLE-3 head; the number
                      of layers stands for the output of the last one.
+    grid_rotary      rows of the rotary tables for tokens with three positions; None if all tokens have one.
     """
 
     config: ModelConfig
@@ -350,6 +355,7 @@ class Decoder:
     after_head: Rescale | None = None
     adapters: AdaptableLayers | None = None
     aux_layers: tuple[int, ...] = ()
+    grid_rotary: GridRotary | None = None
     _sum: Scaling = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -368,9 +374,7 @@ class Decoder:
 
     @property
     def variant(self) -> bool:
-        """Of the operations of the current step, by which recordings of steps are told apart: whether it has rows with
-        adapters.
-        """
+        """Whether the current step has rows with adapters, by which recordings of steps are told apart."""
         return self.adapters is not None and self.adapters.are_used
 
     def recording(self) -> AbstractContextManager[None]:
@@ -419,6 +423,8 @@ class Decoder:
             if layer in self.aux_layers:
                 step.aux_hidden_states.append(self._sum(x, residual))
             x, residual = block(x, residual, step.positions, cache, step.context)
+            for rows in step.input_rows:
+                x, residual = rows.add(self.stage.first + layer, x, residual)
         if len(self.blocks) in self.aux_layers:
             step.aux_hidden_states.append(self._sum(x, residual))
         if not self.stage.is_last:
@@ -436,11 +442,9 @@ class Decoder:
     def _embedded(self, step: ModelInput) -> StageOutput:
         """Return the input of the first block."""
         assert self.embedding is not None, "a later stage needs the hidden states of the previous one"
-        x = self.embedding(step.token_ids)
-        if self.after_embedding is not None:
-            x = _plain(self.after_embedding(x))
+        x = _rescaled(self.embedding(step.token_ids), self.after_embedding)
         if self.project_in is not None:
             x = self.project_in(x)
         for replaced in step.input_rows:
-            x = x.index_copy(0, replaced.rows, replaced.values)
+            x = replaced.embed(x)
         return StageOutput(x, None if self.positions is None else self.positions(step.positions))

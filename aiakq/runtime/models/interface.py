@@ -31,10 +31,31 @@ def whole_logits(output: Tensor | StageOutput) -> Tensor:
 
 @dataclass
 class InputRows:
-    """Embeddings ``values`` [N, hidden] in place of those of the tokens ``rows`` [N] int64, in the activation dtype."""
+    """Embeddings ``values`` [N, hidden] in place of those of the tokens ``rows`` [N] int64, in the activation dtype.
+
+    added  what is added to the outputs of the first layers at these rows, [N, hidden] each (DeepStack; Meng et al.
+           2024, arXiv:2406.04334).
+    """
 
     rows: Tensor
     values: Tensor
+    added: Sequence[Tensor] = ()
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the embeddings x [T, hidden] of a step's tokens with these in their places."""
+        return x.index_copy(0, self.rows, self.values)
+
+    def add(self, layer: int, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the output of ``layer``, x [T, hidden] and a residual or None, with what is added to it.
+
+        Other rows keep their bits: the residual becomes a part of ``x`` at these rows only.
+        """
+        if layer >= len(self.added):
+            return x, residual
+        rows = self.rows
+        at_rows = x[rows] if residual is None else x[rows] + residual[rows]
+        x = x.index_copy(0, rows, at_rows + self.added[layer])
+        return x, None if residual is None else residual.index_fill(0, rows, 0)
 
 
 @dataclass
@@ -49,6 +70,8 @@ class ModelInput:
                 elsewhere.
     aux_hidden_states  filled in by the model: [T, hidden] before each of its ``aux_layers``.
     input_rows  embeddings that replace those of some tokens, as the input of the first block.
+    grid_positions  three positions [N, 3] int64 of each token whose position is row n of ``GridRotary``; None without
+                any.
     """
 
     token_ids: Tensor
@@ -58,6 +81,7 @@ class ModelInput:
     hidden: StageOutput | None = None
     aux_hidden_states: list[Tensor] = field(default_factory=list)
     input_rows: Sequence[InputRows] = ()
+    grid_positions: Tensor | None = None
 
 
 class Model(Protocol):

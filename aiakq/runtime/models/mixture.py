@@ -78,9 +78,16 @@ class Mixture:
         )
 
     def _fused(self, prefix: str, D: int, weights: Weights) -> list[tuple[LinearLayer, LinearLayer]]:
-        both = weights.tensor(f"{prefix}.experts.gate_up_proj", self.count, 2 * self.width, D)
-        down = weights.tensor(f"{prefix}.experts.down_proj", self.count, D, self.width)
+        both = _either_way(weights, f"{prefix}.experts.gate_up_proj", self.count, 2 * self.width, D)
+        down = _either_way(weights, f"{prefix}.experts.down_proj", self.count, D, self.width)
         return fused_experts(weights, both, down)
+
+
+def _either_way(weights: Weights, name: str, count: int, n: int, k: int) -> Tensor:
+    """Return a tensor [E, N, K], which files of Qwen3-VL-MoE may have as [E, K, N]. Raises ``tensor_mismatch``."""
+    if not weights.has_shape(name, count, n, k) and weights.has_shape(name, count, k, n):
+        return weights.tensor(name, count, k, n).transpose(1, 2)
+    return weights.tensor(name, count, n, k)
 
 
 def fused_experts(weights: Weights, both: Tensor, down: Tensor) -> list[tuple[LinearLayer, LinearLayer]]:

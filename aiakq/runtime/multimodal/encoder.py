@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.hf.quiet import without_progress
 from aiakq.runtime.multimodal.encoder_files import open_encoder
@@ -24,11 +25,12 @@ _LANGUAGE = ("language_model.", "text_model.", "lm_head.")
 class TransformersEncoder:
     """The vision tower and projector of a model of transformers, with eager attention."""
 
-    def __init__(self, hf: Any, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, hf: Any, dtype: torch.dtype, device: torch.device, added_layers: int) -> None:
+        """added_layers: see ``MultimodalConfig``."""
         self._features = hf.get_image_features
         self._parameters = frozenset(inspect.signature(_inner(hf).get_image_features).parameters)
         self._width = hf.config.text_config.hidden_size
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._added_layers = dtype, device, added_layers
 
     @torch.inference_mode()
     def __call__(self, item: MediaItem) -> Tensor:
@@ -38,14 +40,15 @@ class TransformersEncoder:
         features = getattr(output, "pooler_output", output)
         if not isinstance(features, Tensor):
             features = torch.cat([each.reshape(-1, each.shape[-1]) for each in features])
-        features = features.reshape(-1, features.shape[-1]).to(self._dtype)
+        features = features.reshape(-1, features.shape[-1])
         if len(features) != item.num_embeddings:
             raise ValueError(f"the encoder returns {len(features)} embeddings for {item.num_embeddings} tokens")
-        return features
+        added = [each for [each] in output.deepstack_features] if self._added_layers else []
+        return torch.stack([features, *added]).to(self._dtype)
 
     def zeros(self, count: int) -> Tensor:
-        """Return [count, hidden] zeros; see ``Encoder``."""
-        return torch.zeros(count, self._width, dtype=self._dtype, device=self._device)
+        """Return [1 + L, count, hidden] zeros; see ``Encoder``."""
+        return torch.zeros(1 + self._added_layers, count, self._width, dtype=self._dtype, device=self._device)
 
     def _tensor(self, record: TensorRecord) -> Tensor:
         tensor = torch.frombuffer(bytearray(record.data), dtype=getattr(torch, record.dtype)).reshape(record.shape)
@@ -85,17 +88,19 @@ def _load_encoder(config: EngineConfig) -> TransformersEncoder:
             config=hf_config,
             state_dict=tensors,
             dtype=config.device.dtype,
-            attn_implementation=_attention(raw),
+            attn_implementation=_attention(config.multimodal),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
     _check_complete(config, info)
-    return TransformersEncoder(hf.to(config.device.device).eval(), config.device.dtype, config.device.device)
+    hf, device = hf.to(config.device.device).eval(), config.device
+    return TransformersEncoder(hf, device.dtype, device.device, config.multimodal.added_layers)
 
 
-def _attention(raw: Mapping[str, Any]) -> str:
-    """Return the name of the attention: the scores of a large image in Pixtral's encoder would take gigabytes."""
-    return "sdpa" if raw["vision_config"].get("model_type") == "pixtral" else "eager"
+def _attention(multimodal: MultimodalConfig) -> str:
+    """Return the name of the attention: in encoders that see a large image whole, its scores would take gigabytes."""
+    is_pixtral = multimodal.raw["vision_config"].get("model_type") == "pixtral"
+    return "sdpa" if is_pixtral or multimodal.architecture.startswith("Qwen") else "eager"
 
 
 def _without_language_model(raw: Mapping[str, Any]) -> dict[str, Any]:

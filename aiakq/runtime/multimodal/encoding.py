@@ -22,13 +22,14 @@ class Encoder(Protocol):
     """An encoder of images, with its projection to the width of the language model."""
 
     def __call__(self, item: MediaItem) -> Tensor:
-        """Return the embeddings [item.num_embeddings, hidden] of one image, in the activation dtype.
+        """Return the embeddings of one image, and what is added to the outputs of the first L layers at its tokens:
+        [1 + L, item.num_embeddings, hidden] in the activation dtype.
 
         Raises ValueError if they are not as many.
         """
 
     def zeros(self, count: int) -> Tensor:
-        """Return [count, hidden] zeros."""
+        """Return [1 + L, count, hidden] zeros."""
 
 
 class MediaSequence(Protocol):
@@ -44,7 +45,8 @@ class MediaSequence(Protocol):
 class ImageEncoding:
     """Embeddings of images, which are encoded when a step first needs them. It is an ``InputPart`` of an executor.
 
-    Every image is encoded alone, so that its embeddings do not depend on what runs beside it.
+    Every image is encoded alone, so that its embeddings do not depend on what runs beside it. In a later stage, only
+    what is added to outputs of layers is read.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -78,12 +80,12 @@ class ImageEncoding:
                     begin, stop = max(first, chunk.first), min(first + count, end)
                     if begin < stop:
                         rows += range(start + begin - chunk.first, start + stop - chunk.first)
-                        values.append(self._encoded(item, sequence)[done + begin - first : done + stop - first])
+                        values.append(self._encoded(item, sequence)[:, done + begin - first : done + stop - first])
                     done += count
         if not rows:
             return None
-        replaced = torch.cat(values)
-        return InputRows(on_device(rows, replaced.device), replaced)
+        replaced, *added = torch.cat(values, dim=1)
+        return InputRows(on_device(rows, replaced.device), replaced, added)
 
     def _encoded(self, item: MediaItem, sequence: MediaSequence) -> Tensor:
         """Return the embeddings of an image; if it cannot be encoded, the sequence fails and they are zeros."""

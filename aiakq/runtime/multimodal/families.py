@@ -35,6 +35,10 @@ class ImageText(ABC):
         returned for it alone.
         """
 
+    def grid(self, processed: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Return the rows and columns of its placeholders if their positions depend on them; None if they do not."""
+        return None
+
 
 class LlavaText(ImageText):
     """One placeholder for each patch: of a square image, or in rows with Pixtral's encoder."""
@@ -106,6 +110,23 @@ class InternVLText(ImageText):
         return f"{start}{self.image_token * (tile * len(processed['pixel_values']))}{end}"
 
 
+class QwenText(ImageText):
+    """One placeholder for each square of merged patches, in rows (Qwen2-VL, 2.5-VL, 3-VL and 3.5)."""
+
+    tensors = ("pixel_values", "image_grid_thw")
+
+    def text(self, processed: Mapping[str, Any]) -> str:
+        """See ImageText."""
+        rows, columns = self.grid(processed)
+        return self.image_token * (rows * columns)
+
+    def grid(self, processed: Mapping[str, Any]) -> tuple[int, int]:
+        """See ImageText."""
+        [(_, height, width)] = processed["image_grid_thw"]
+        merged = int(self.vision.get("spatial_merge_size") or 2)
+        return int(height) // merged, int(width) // merged
+
+
 def image_text(
     architecture: str, config: Mapping[str, Any], image_token: str, special_token: SpecialToken
 ) -> ImageText:
@@ -123,6 +144,12 @@ FAMILIES: dict[str, type[ImageText]] = {
     "LlavaForConditionalGeneration": LlavaText,
     "Mistral3ForConditionalGeneration": PixtralText,
     "SmolVLMForConditionalGeneration": Idefics3Text,
+    "Qwen2VLForConditionalGeneration": QwenText,
+    "Qwen2_5_VLForConditionalGeneration": QwenText,
+    "Qwen3VLForConditionalGeneration": QwenText,
+    "Qwen3VLMoeForConditionalGeneration": QwenText,
+    "Qwen3_5ForConditionalGeneration": QwenText,
+    "Qwen3_5MoeForConditionalGeneration": QwenText,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.multimodal.encoder_files import encoder_bytes, encoder_refusal
@@ -39,10 +39,20 @@ def _refusal(model: Model) -> str:
 
 def reserved_bytes(config: EngineConfig, model: Model) -> int:
     """Return the bytes of the encoder and of its cache on a rank of ``model``; 0 without one."""
-    if media_limits(config, model).refusal or not (isinstance(model, Decoder) and model.stage.is_first):
+    if not _reads_embeddings(model, config):
         return 0
-    width = model.config.hidden_size * config.device.dtype.itemsize
+    assert config.multimodal is not None
+    width = model.config.hidden_size * config.device.dtype.itemsize * (1 + config.multimodal.added_layers)
     return encoder_bytes(config) + config.scheduler.encoder_cache_tokens * width
+
+
+def _reads_embeddings(model: Model, config: EngineConfig) -> TypeGuard[Decoder]:
+    """Whether the stage ``model`` reads what is computed of images: before its first layer or behind one of them."""
+    if media_limits(config, model).refusal or not isinstance(model, Decoder):
+        return False
+    return model.stage.is_first or (
+        config.multimodal is not None and model.stage.first < config.multimodal.added_layers
+    )
 
 
 def new_resource(config: SchedulerConfig, pool: PagePool) -> EncoderCache | None:
@@ -55,11 +65,12 @@ def new_resource(config: SchedulerConfig, pool: PagePool) -> EncoderCache | None
 
 
 def new_part(config: EngineConfig, model: Model, samples: bool) -> ImageEncoding | None:
-    """Return the part of an executor of the first stage; None elsewhere, and for a model that reads text only.
+    """Return the part of an executor of the first stage, and of later ones if images are added to outputs of their
+    layers; None elsewhere, and for a model that reads text only.
 
     Raises ``tensor_inventory`` for tensors of the encoder that are missing, and what reading them raises.
     """
-    if media_limits(config, model).refusal or not (isinstance(model, Decoder) and model.stage.is_first):
+    if not _reads_embeddings(model, config):
         return None
     from aiakq.runtime.multimodal.encoder import load_encoder
     from aiakq.runtime.multimodal.encoding import ImageEncoding

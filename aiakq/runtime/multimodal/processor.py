@@ -87,17 +87,17 @@ class ImagePreprocessor:
             at = token_ids.index(self._image_token_id, begin)
             ids += token_ids[begin:at]
             decoded = decode_image(image, param) if isinstance(image, bytes) else image
-            own, tensors = self._processed(decoded, param)
-            items.append(MediaItem("image", media_key("image", tensors), self._places(own, len(ids)), tensors))
+            own, tensors, grid = self._processed(decoded, param)
+            items.append(MediaItem("image", media_key("image", tensors), self._places(own, len(ids)), tensors, grid))
             ids += own
             begin = at + 1
         return ids + list(token_ids[begin:]), tuple(items)
 
-    def _processed(self, image: Image, param: str) -> tuple[list[int], dict[str, TensorRecord]]:
-        """Return the tokens and the tensors of one image."""
+    def _processed(self, image: Image, param: str) -> tuple[list[int], dict[str, TensorRecord], tuple[int, int] | None]:
+        """Return the tokens, the tensors and the grid of one image."""
         try:
             processed = self._processor([image], return_tensors="np", **self._options)
-            text = self._text.text(processed)
+            text, grid = self._text.text(processed), self._text.grid(processed)
         except MemoryError:
             raise
         except Exception as failure:
@@ -105,7 +105,7 @@ class ImagePreprocessor:
             reason = f"the model's image processor rejects it ({first_line(failure).rstrip('.')[:200]})"
             raise refused(param, f"{reason}; it has {width} x {height} pixels") from failure
         tensors = {name: _record(processed[name]) for name in self._text.tensors if name in processed}
-        return self._encode(text, False), tensors
+        return self._encode(text, False), tensors, grid
 
     def _places(self, ids: list[int], start: int) -> list[tuple[int, int]]:
         """Return the runs of placeholders in the tokens of an image, which are at ``start`` of the prompt."""

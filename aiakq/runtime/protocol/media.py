@@ -18,14 +18,19 @@ MediaKind = Literal["image"]
 #: Default of --limit-mm-per-prompt, as in vLLM.
 MAX_ITEMS = 999
 
-#: Architectures whose images are computed: their embeddings replace those of placeholder tokens, and nothing else of
-#: the language model changes.
+#: Architectures whose images are computed: their embeddings replace those of placeholder tokens.
 IMAGE_ARCHITECTURES = (
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
 )
 
 
@@ -44,12 +49,14 @@ class MediaItem(msgspec.Struct, frozen=True):
     places   (first token, number of tokens) of the runs of prompt tokens that its embeddings replace, ascending. Tokens
              between them, such as ends of rows, are embedded as text.
     tensors  arguments of the encoder by name.
+    grid     rows and columns of the tokens that it replaces, if their positions depend on them (M-RoPE); else None.
     """
 
     kind: MediaKind
     key: str
     places: list[tuple[int, int]]
     tensors: dict[str, TensorRecord]
+    grid: tuple[int, int] | None = None
 
     @property
     def first(self) -> int:

@@ -166,6 +166,11 @@ class ChunkResult(msgspec.Struct, omit_defaults=True):
     proposed: list[int] = []
     is_forced: bool = False
 
+    @staticmethod
+    def of_failure(failure: str) -> ChunkResult:
+        """Return the result of a chunk of a sequence that has failed."""
+        return ChunkResult([SampledToken(0, 0.0, error=failure)])
+
     def new_tokens(self) -> list[int]:
         """The tokens that continue the sequence."""
         return [sampled.token for sampled in self.sampled if sampled.is_valid]

@@ -29,7 +29,6 @@ def test_wrong_limits_are_refused(given):
     ("changes", "reason"),
     [
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, "in both directions"),
-        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, "M-RoPE"),
         ({"architectures": ["OtherForConditionalGeneration"]}, "those of Idefics3"),
         ({"image_token_id": None}, "no image_token_id"),
     ],
@@ -37,6 +36,20 @@ def test_wrong_limits_are_refused(given):
 def test_images_that_are_not_computed_are_refused_by_name(changes, reason):
     config = MultimodalConfig.from_args(EngineArguments(model="m"), "folder", {**RAW, **changes})
     assert config is not None and reason in config.refusal
+
+
+def test_keys_of_the_language_model_beside_its_vision_config():
+    raw = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "image_token_id": 3}
+    raw |= {
+        "hidden_size": 64,
+        "quantization_config": {"bits": 4},
+        "vision_config": {"depth": 2},
+        "tie_word_embeddings": True,
+    }
+    config = MultimodalConfig.from_args(EngineArguments(model="m"), "folder", raw)
+    assert config is not None and not config.refusal and config.grid(7) is not None
+    assert config.raw["text_config"] == {"model_type": "qwen2_vl_text", "hidden_size": 64, "tie_word_embeddings": True}
+    assert config.raw["quantization_config"] and config.raw["vision_config"] == {"depth": 2}
 
 
 def test_a_draft_model_and_text_models():

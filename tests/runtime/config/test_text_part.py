@@ -136,3 +136,12 @@ def test_files_of_qwen2_vl_have_no_text_config():
 
 def test_a_checkpoint_without_other_parts_has_none(tiny_model):
     assert Checkpoint.open(tiny_model("MistralForCausalLM")).beside_text == frozenset()
+
+
+def test_experts_of_qwen3_vl_are_normalized():
+    text = {"model_type": "qwen3_vl_moe_text", "num_experts": 4, "num_experts_per_tok": 2}
+    raw = {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe", "text_config": text}
+    config = ModelConfig.from_hf(raw)
+    assert config.architecture == "Qwen3MoeForCausalLM" and config.raw["norm_topk_prob"] is True
+    with pytest.raises(AiakqError, match="norm_topk_prob is false"):
+        ModelConfig.from_hf({**raw, "text_config": {**text, "norm_topk_prob": False}})

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from aiakq.errors import AiakqError
 from aiakq.kernels.ops.rotary import apply_rotary, rotary_factors
-from aiakq.runtime.layers.rotary import rotary_tables
+from aiakq.runtime.layers.rotary import new_grid_rotary, rotary_tables
 
 CPU = torch.device("cpu")
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -140,3 +140,36 @@ def test_longrope_is_that_of_the_longest_sequence(context: int) -> None:
     cosines, sines = hf_factors(hf_config(rope, 40, 256), torch.arange(context))
     torch.testing.assert_close(tables.cosines, cosines[0, :, :20], rtol=0, atol=2e-5)
     torch.testing.assert_close(tables.sines, sines[0, :, :20], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_rows_of_three_positions_are_those_of_transformers(alternate):
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
+    from vision_models import config_of
+
+    sizes = [4, 2, 2] if alternate else [2, 3, 3]
+    config = config_of("qwen2_5_vl").text_config
+    config.head_dim, config.rope_parameters["mrope_section"] = 16, sizes
+    theirs = (Qwen3VLTextRotaryEmbedding if alternate else Qwen2_5_VLRotaryEmbedding)(config)
+    positions = torch.tensor([[3, 4, 9], [0, 0, 0], [11, 2, 5], [7, 7, 7]])
+    expected = theirs(torch.zeros(1, 4, 16), positions.T[:, None])
+
+    tables = rotary_tables({"rope_type": "default", "rope_theta": 10000.0}, 16, 40, CPU, rows=30)
+    text = tables.cosines[:20].clone()
+    new_grid_rotary({"mrope_section": sizes}, (1, 1, 1), alternate, [tables], 20).write(positions)
+    for table, factors in zip((tables.cosines, tables.sines), expected, strict=True):
+        torch.testing.assert_close(table[20:24], factors[0, :, :8], rtol=0, atol=2e-7)
+    torch.testing.assert_close(tables.cosines[23], tables.cosines[7], rtol=0, atol=0)
+    assert torch.equal(tables.cosines[:20], text)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [{"mrope_section": sizes} for sizes in ([2, 3], [2, 3, 4], "abc", [2, 3, 3.0], [9, -1, 0], None)]
+    + [{"mrope_section": [2, 3, 3], "mrope_interleaved": True}],
+)
+def test_frequencies_that_cannot_be_distributed_are_refused(rope):
+    tables = rotary_tables({"rope_type": "default"}, 16, 40, CPU)
+    with pytest.raises(AiakqError, match="mrope_section"):
+        new_grid_rotary(rope, (2, 3, 3), False, [tables], 20)

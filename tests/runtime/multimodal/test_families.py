@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vision_models import PLACEHOLDERS, config_of, image_processor_of, random_image, tokenizer_of
+from vision_models import PLACEHOLDERS, QWEN, config_of, image_processor_of, random_image, tokenizer_of
 
 from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.multimodal.processor import ImagePreprocessor
@@ -28,6 +28,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "smolvlm": {"image_seq_len": 4},
     "mistral3": {"patch_size": 4, "spatial_merge_size": 2},
     "internvl": {"image_seq_length": 4},
+    **dict.fromkeys(QWEN, {}),
 }
 
 
@@ -49,6 +50,8 @@ class ByteTokenizer:
 def preprocessor(kind: str, **arguments: Any) -> ImagePreprocessor:
     model = config_of(kind)
     names = {"idefics3": "Idefics3", "smolvlm": "SmolVLM", "mistral3": "Mistral3", "internvl": "InternVL"}
+    names |= {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5"}
+    names |= {"qwen3_5_moe": "Qwen3_5Moe", "qwen3_vl_moe": "Qwen3VLMoe"}
     config = MultimodalConfig(
         architecture=f"{names.get(kind, 'Llava')}ForConditionalGeneration",
         image_token_id=model.image_token_id,
@@ -74,14 +77,18 @@ def test_prompts_have_the_tokens_of_transformers_processor(kind, options):
     assert preprocessor(kind, **options).expanded(ids, IMAGES, [""] * len(IMAGES))[0] == list(expected)
 
 
-@pytest.mark.parametrize("kind", ["smolvlm", "internvl", "mistral3"])
+@pytest.mark.parametrize("kind", ["smolvlm", "internvl", "mistral3", *QWEN])
 def test_texts_of_images_are_those_of_transformers_processor(kind):
     """Their classes need packages for video; the function that writes the text does not."""
     if kind == "mistral3":
         pytest.importorskip("torchvision")
-    module, name = {"smolvlm": ("smolvlm", "SmolVLM"), "internvl": ("internvl", "InternVL")}.get(
-        kind, ("pixtral", "Pixtral")
-    )
+    module, name = {
+        "smolvlm": ("smolvlm", "SmolVLM"),
+        "internvl": ("internvl", "InternVL"),
+        "mistral3": ("pixtral", "Pixtral"),
+        "qwen2_vl": ("qwen2_vl", "Qwen2VL"),
+        "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VL"),
+    }.get(kind, ("qwen3_vl", "Qwen3VL"))
     found = importlib.import_module(f"transformers.models.{module}.processing_{module}")
     tokens = SimpleNamespace(
         image_token=PLACEHOLDERS[kind],
@@ -90,6 +97,7 @@ def test_texts_of_images_are_those_of_transformers_processor(kind):
         start_image_token="<img>",
         end_image_token="</img>",
         image_break_token="[IMG_BREAK]",
+        image_processor=image_processor_of(kind),
         **ARGUMENTS[kind],
     )
     tokens.image_end_token = "[IMG_END]"
@@ -98,7 +106,7 @@ def test_texts_of_images_are_those_of_transformers_processor(kind):
         "smolvlm": {"return_row_col_info": True},
         "internvl": {"crop_to_patches": True},
         "mistral3": {"patch_size": {"height": 8, "width": 8}},
-    }[kind]
+    }.get(kind, {})
     for image in IMAGES:
         processed = image_processor_of(kind)([image], return_tensors="np", **options)
         text = getattr(found, f"{name}Processor").replace_image_token(tokens, processed, 0)
