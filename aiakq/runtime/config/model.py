@@ -25,7 +25,9 @@ _MAX_LAYERS = 10_000
 #: Aliases of kinds of layers.
 _RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
 #: Kinds of layers with a recurrent state instead of keys and values.
-_RECURRENT = frozenset({"conv", "linear_attention"})
+_WITHOUT_POSITIONS = frozenset({"conv", "linear_attention"})
+#: Kinds of layers with a recurrent state.
+_RECURRENT = _WITHOUT_POSITIONS | {"hybrid"}
 
 #: Keys of sizes in the configs of all kinds of models.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -142,7 +144,7 @@ class ModelConfig:
     @property
     def has_positions(self) -> bool:
         """Whether any layer depends on positions; if all are recurrent, sequences may have any length."""
-        return not _RECURRENT.issuperset(self.layer_kinds)
+        return not _WITHOUT_POSITIONS.issuperset(self.layer_kinds)
 
     @property
     def has_tied_head(self) -> bool:
@@ -314,6 +316,8 @@ def _implied_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
         return _repeated_kinds(raw.get("attention_types") or [[["global", "local"], 12]], layers)
     if kind in ("mamba2", "granitemoehybrid"):
         return ("linear_attention",) * layers
+    if kind == "falcon_h1":
+        return ("hybrid",) * layers
     if kind == "bamba":
         attention = raw.get("attn_layer_indices") or ()
         return tuple("full_attention" if layer in attention else "linear_attention" for layer in range(layers))

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import Ops
-from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.lora import AdaptedLinear
@@ -21,6 +20,9 @@ from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput, QWeight
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.layers.mlp import MLP as MLP
+from aiakq.runtime.layers.mlp import GatedMLP as GatedMLP
+from aiakq.runtime.layers.mlp import PlainMLP as PlainMLP
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.models.interface import ModelInput, StageOutput
 from aiakq.runtime.models.stage import Stage
@@ -116,52 +118,6 @@ class FamilyModule(Protocol):
 
     def build(self, config: ModelConfig, weights: Weights) -> Decoder:
         """Build the model, or the stage ``weights.stage``. Raises ``unsupported`` for settings it does not support."""
-
-
-class MLP(Protocol):
-    """The MLP of a block, dense or sparse."""
-
-    def input_layout(self, m: int) -> ActivationLayout | None:
-        """Return the preferred layout for M input rows; see LinearLayer."""
-
-    def __call__(self, x: LinearInput) -> Tensor:
-        """x [T, hidden], as a Tensor or in the layout ``input_layout(T)`` -> [T, hidden]."""
-
-
-@dataclass
-class GatedMLP:
-    """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); ``gate_up`` is fused, the gate's outputs first."""
-
-    gate_up: LinearLayer
-    down: LinearLayer
-    act: Activation
-
-    def input_layout(self, m: int) -> ActivationLayout | None:
-        """See MLP."""
-        return self.gate_up.input_layout(m)
-
-    def __call__(self, x: LinearInput) -> Tensor:
-        """See MLP."""
-        both = self.gate_up(x)
-        return self.down(self.act.gated(both, self.down.input_layout(len(both))))
-
-
-@dataclass
-class PlainMLP:
-    """second(act(first(x)))."""
-
-    first: LinearLayer
-    second: LinearLayer
-    act: Activation
-
-    def input_layout(self, m: int) -> ActivationLayout | None:
-        """See MLP."""
-        return self.first.input_layout(m)
-
-    def __call__(self, x: LinearInput) -> Tensor:
-        """See MLP."""
-        first = self.first(x)
-        return self.second(self.act(first, self.second.input_layout(len(first))))
 
 
 class Mixer(Protocol):

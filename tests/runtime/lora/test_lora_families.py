@@ -67,7 +67,7 @@ def adaptable(llm: LLM, model: Any) -> list[str]:
     assert limits is not None
     linear = [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
     refused: tuple[str, ...] = ("lm_head",)
-    if model.config.model_type == "mamba2":
+    if model.config.model_type in {"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}:
         refused = ("lm_head", "out_proj")
     elif any("experts" in name for name, _ in model.named_parameters()):
         refused = ("lm_head", "gate_proj", "up_proj", "down_proj")  # for which PEFT adapts all experts
