@@ -65,6 +65,11 @@ SERVED: dict[str, dict[str, Any]] = {
     "granitemoeshared": {**LOCAL, "shared_intermediate_size": 32}, "phimoe": LOCAL, "ernie4_5_moe": ERNIE,
     "bamba": {**MAMBA, "attn_layer_indices": [1]}, "lfm2": {"layer_types": ["conv", "full_attention"]},
     "falcon_h1": {**MAMBA, **HEADS, "mamba_d_ssm": 128},
+    "nemotron_h": {
+        **HEADS, **EXPERTS, "mamba_num_heads": 32, "mamba_head_dim": 4, "ssm_state_size": 16, "chunk_size": 16,
+        "n_groups": 1, "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe"],
+        "num_hidden_layers": 4, "moe_shared_expert_intermediate_size": 32,
+    },
     "granitemoehybrid": {
         **MAMBA, **LOCAL, "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 32,
     },

@@ -143,8 +143,8 @@ class DecoderLayer(Protocol):
     """A transformer layer: attention (or a recurrent layer) and MLP, each with a residual connection."""
 
     @property
-    def attention(self) -> Mixer:
-        """Attention, or the recurrent layer in its place."""
+    def attention(self) -> Mixer | None:
+        """Attention, or the recurrent layer in its place, or None."""
 
     @property
     def mlp(self) -> MLP | None:
@@ -263,6 +263,21 @@ class MixerBlock:
         return x, self.attention(normed, positions, cache, context)
 
 
+@dataclass
+class MLPBlock:
+    """A norm and an MLP, without a mixer (Nemotron-H)."""
+
+    mlp_norm: Norm
+    mlp: MLP
+    attention: None = None
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden]; see DecoderLayer."""
+        return x, self.mlp(self.mlp_norm(x, residual, self.mlp.input_layout(len(x))))
+
+
 def _rescaled(x: Tensor, rescale: Rescale | None) -> Tensor:
     return x if rescale is None else _plain(rescale(x))
 
@@ -350,11 +365,11 @@ class Decoder:
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """See Model.kv_bytes_per_token."""
-        return sum(block.attention.cache_bytes(dtype) for block in self.blocks)
+        return sum(mixer.cache_bytes(dtype) for mixer in self._mixers() if mixer is not None)
 
     def state_bytes(self) -> int:
         """See Model.state_bytes."""
-        return sum(block.attention.state_bytes() for block in self.blocks)
+        return sum(mixer.state_bytes() for mixer in self._mixers() if mixer is not None)
 
     def mixture_elements(self) -> int:
         """See Model.mixture_elements."""
@@ -362,7 +377,10 @@ class Decoder:
 
     def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
         """See Model.new_caches."""
-        return [block.attention.new_cache(pages, page_size, state_rows) for block in self.blocks]
+        return [() if mixer is None else mixer.new_cache(pages, page_size, state_rows) for mixer in self._mixers()]
+
+    def _mixers(self) -> list[Mixer | None]:
+        return [block.attention for block in self.blocks]
 
     def compute(self, step: ModelInput, caches: list[LayerCache]) -> Tensor | StageOutput:
         """Return the logits [R, V] in the activation dtype, or the hidden states for the next stage.

@@ -29,6 +29,7 @@ class StateSpace:
     norm                                 whether the gated norm comes after its gate (``gate_first``) or before it
                                          (``gate_last``), or there is only the gate (``none``).
     multipliers                          factors of the projected gate, values, keys, queries and steps.
+    step_limits                          range of the steps; None for ``time_step_limit`` of config.json.
     """
 
     heads: int
@@ -41,6 +42,7 @@ class StateSpace:
     output_bias: bool
     norm: str = "gate_first"
     multipliers: Sequence[float] = (1.0,) * 5
+    step_limits: tuple[float, float] | None = None
 
     @staticmethod
     def of_hybrid(raw: Mapping[str, object]) -> StateSpace:
@@ -91,7 +93,7 @@ class StateSpace:
                 value_dim=self.head_dim,
                 a_log=weights.tensor(f"{prefix}.A_log", H),
                 step_bias=weights.tensor(f"{prefix}.dt_bias", H),
-                step_limits=step_limits(config.raw),
+                step_limits=self.step_limits or step_limits(config.raw),
                 skip=weights.tensor(f"{prefix}.D", H),
             ),
             self._norm(config, weights, f"{prefix}.norm.weight", width),

@@ -12,6 +12,7 @@ from lora_adapters import FIELDS, adapted, save_adapter
 from torch import Tensor
 
 from aiakq import LLM, LoRARequest, SamplingParams
+from aiakq.runtime.lora.layers import find_module
 from aiakq.runtime.models import ARCHITECTURES
 
 VOCABULARY = 320
@@ -71,7 +72,7 @@ def adaptable(llm: LLM, model: Any) -> list[str]:
         refused = ("lm_head", "out_proj")
     elif any("experts" in name for name, _ in model.named_parameters()):
         refused = ("lm_head", "gate_proj", "up_proj", "down_proj")  # for which PEFT adapts all experts
-    return [name for name in linear if name in limits.modules and not name.endswith(refused)]
+    return [name for name in linear if find_module(name, limits.modules) and not name.endswith(refused)]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -125,7 +125,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "nemotron": {},
         "nemotron_h": {
             **HEADS, **EXPERTS, "mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 1,
-            "chunk_size": 16, "hybrid_override_pattern": "M*-M", **FOUR,
+            "chunk_size": 16, "hybrid_override_pattern": "M*-E", "moe_shared_expert_intermediate_size": 64,
+            **FOUR,
         },
         "olmo": {}, "olmo2": {}, "olmo3": {**WINDOW, **FOUR}, "olmo_hybrid": {**LINEAR}, "olmoe": EXPERTS,
         "openai-gpt": GPT2, "opt": {"ffn_dim": 256, "word_embed_proj_dim": 128}, "persimmon": {}, "phi": {},
@@ -196,6 +197,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon_h1, gated norms": (
         "falcon_h1", {**SSM, **HEADS, "mamba_d_ssm": 256, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
+    ),
+    "nemotron_h, biases": (
+        "nemotron_h",
+        {
+            **HEADS, **FOUR, "mamba_num_heads": 8, "mamba_head_dim": 24, "ssm_state_size": 16, "n_groups": 2,
+            "chunk_size": 16, "layers_block_type": ["mlp", "full_attention", "linear_attention", "mlp"],
+            "use_bias": True, "mlp_bias": True, "time_step_min": 1.2,
+        },
     ),
     "granitemoehybrid, no attention": (
         "granitemoehybrid", {**EXPERTS, **SSM, "layer_types": ["mamba", "mamba"], "shared_intermediate_size": 64}
