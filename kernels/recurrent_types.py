@@ -120,6 +120,39 @@ class States(tuple[Tensor, ...]):
         return States(torch.zeros(rows, *shape, dtype=torch.float32, device=device) for shape in shapes)
 
 
+class HybridCache(tuple[Tensor, ...]):
+    """The cache of a layer with attention beside a recurrent layer: tensors of pages, then states.
+
+    num_paged  number of tensors of pages.
+    """
+
+    num_paged: int
+
+    @staticmethod
+    def of(paged: Sequence[Tensor], states: Sequence[Tensor]) -> HybridCache:
+        """Join the cache of attention, tensors [pages, ...], and states [rows, ...]."""
+        cache = HybridCache((*paged, *states))
+        cache.num_paged = len(paged)
+        return cache
+
+    @property
+    def paged(self) -> Sequence[Tensor]:
+        """The cache of attention, tensors [pages, ...]."""
+        return self[: self.num_paged]
+
+    @property
+    def states(self) -> States:
+        """The states [rows, ...] float32."""
+        return States(self[self.num_paged :])
+
+
+def paged_tensors(cache: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the tensors [pages, ...] of a layer's cache."""
+    if isinstance(cache, HybridCache):
+        return cache.paged
+    return () if isinstance(cache, States) else cache
+
+
 @dataclass(eq=False)
 class StateContext:
     """The state rows that recurrent layers read and write in one step.

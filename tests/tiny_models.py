@@ -290,6 +290,25 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "BambaForCausalLM": ("bamba", {**_LLAMA_LIKE, **_PAD, **_MAMBA, "attn_layer_indices": [1]}),
+    "FalconH1ForCausalLM": (
+        "falcon_h1",
+        {
+            **_LLAMA_LIKE, **_PAD, **_MAMBA, "head_dim": 48, "mamba_d_ssm": 256, "mlp_multipliers": [0.7, 1.3],
+            "ssm_multipliers": [0.8, 1.2, 0.7, 1.4, 0.6], "key_multiplier": 0.8, "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.5, "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9,
+            "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.7,
+        },
+    ),
+    "NemotronHForCausalLM": (
+        "nemotron_h",
+        {
+            **{key: each for key, each in {**_LLAMA_LIKE, **_PAD}.items() if key != "num_hidden_layers"},
+            "head_dim": 48, "mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 24, "n_groups": 2,
+            "chunk_size": 16, "layers_block_type": ["mlp", "linear_attention", "full_attention", "moe"],
+            "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+            "moe_shared_expert_intermediate_size": 128, "routed_scaling_factor": 1.5,
+        },
+    ),
     "GraniteMoeHybridForCausalLM": (
         "granitemoehybrid",
         {

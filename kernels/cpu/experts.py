@@ -29,7 +29,7 @@ def prepare(layers: ExpertLayers, problem: ExpertsProblem) -> GroupedExperts:
         for group in (layers.first, layers.second)
     )
     if isinstance(layers.act, NativeActivation) and len(first) + len(second) == 2 * len(layers.first):
-        return NativeExperts(first, second, layers.act, problem.dtype)
+        return NativeExperts(first, second, layers.act, problem.dtype, layers.gated)
     return TorchExperts(layers)
 
 
@@ -40,14 +40,20 @@ class NativeExperts(GroupedExperts):
     """Native experts; the interface is GroupedExperts in ops/experts.py. Activations have dtype ``dtype``."""
 
     def __init__(
-        self, first: _NativeLayers, second: _NativeLayers, activation: NativeActivation, dtype: torch.dtype
+        self,
+        first: _NativeLayers,
+        second: _NativeLayers,
+        activation: NativeActivation,
+        dtype: torch.dtype,
+        gated: bool,
     ) -> None:
         self._layers, self._dtype = (first, second), dtype  # the operations point to the weights
         self._first, self._second = self._copies(first), self._copies(second)
         self._k, self._width, self._n = self._first[0].k, self._first[0].n, self._second[0].n
         self._act = act = type(activation.op).from_buffer_copy(activation.op)
-        act.type, act.columns = TYPES[dtype], self._width // 2
-        act.gate_stride, act.up_stride, act.y_stride = self._width, self._width, self._width // 2
+        self._mid = self._width // 2 if gated else self._width
+        act.type, act.columns, act.up = TYPES[dtype], self._mid, None
+        act.gate_stride, act.up_stride, act.y_stride = self._width, self._width if gated else 0, self._mid
         native = library.load_library()
         max_scratch = max(native.scratch_bytes(op) for op in (*self._first, *self._second))
         self._scratch_per_row = -(-max_scratch // 64) * 64
@@ -67,11 +73,12 @@ class NativeExperts(GroupedExperts):
         if x.shape != (sum(counts), self._k) or len(counts) != len(self._first) or x.dtype != self._dtype:
             raise ValueError(f"{list(x.shape)} in {x.dtype} for {len(self._first)} experts of {sum(counts)} rows")
         x, rows = x.contiguous(), len(x)
-        both, mid, y = (torch.empty(rows, width, dtype=x.dtype) for width in (self._width, self._width // 2, self._n))
+        both, mid, y = (torch.empty(rows, width, dtype=x.dtype) for width in (self._width, self._mid, self._n))
         scratch, size, act = library.allocate_scratch(rows * self._scratch_per_row), x.element_size(), self._act
         with self._lock:
             act.m, act.gate, act.y = rows, both.data_ptr(), mid.data_ptr()
-            act.up = both.data_ptr() + self._width // 2 * size
+            if self._mid != self._width:
+                act.up = both.data_ptr() + self._mid * size
             first = self._placed(self._first, counts, x, both, scratch)
             second = self._placed(self._second, counts, mid, y, scratch)
             OpList(*first, act, *second)()

@@ -175,17 +175,19 @@ class Ops(RecurrentOps):
         problem = BatchedProblem(batch, n, k, weight.dtype, self.dtype, self.device_type)
         return self._bind(batched.IMPLEMENTATIONS, problem).prepare(weight.to(self.device), problem)
 
-    def experts(self, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation) -> GroupedExperts:
-        """Bind gated MLPs of equal sizes, a (first, second) pair of layers each, applied to their own rows."""
-        return self._experts_from(0, pairs, act)
+    def experts(
+        self, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation, gated: bool = True
+    ) -> GroupedExperts:
+        """Bind MLPs of equal sizes, a (first, second) pair of layers each, applied to their own rows."""
+        return self._experts_from(0, pairs, act, gated)
 
     def _experts_from(
-        self, start: int, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation
+        self, start: int, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation, gated: bool
     ) -> GroupedExperts:
         """Bind the experts of a mixture from number ``start`` on."""
         first, second = [first for first, _ in pairs], [second for _, second in pairs]
         problem = ExpertsProblem(self.dtype, self.device_type)
-        layers = ExpertLayers(first, second, act, self.row_multiple, start)
+        layers = ExpertLayers(first, second, act, self.row_multiple, start, gated)
         return self._bind(experts.IMPLEMENTATIONS, problem).prepare(layers, problem)
 
     def rms_norm(self, weight: Tensor, epsilon: float) -> Norm:

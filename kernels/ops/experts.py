@@ -13,15 +13,17 @@ from torch.nn import functional as F
 from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.selection import Implementations
-from aiakq.kernels.types import ExpertsProblem
+from aiakq.kernels.types import ActivationLayout, ExpertsProblem, LinearInput
 
 
 @dataclass(frozen=True)
 class ExpertLayers:
-    """Gated MLPs of equal sizes (Shazeer 2020, arXiv:2002.05202): second(act(gate) * up), [gate, up] = first(x).
+    """MLPs of equal sizes: second(act(gate) * up), [gate, up] = first(x) (Shazeer 2020, arXiv:2002.05202), or
+    second(act(first(x))).
 
     row_multiple  multiple to which the layers need the number of rows padded; see ops/linear.py.
     start         number of the first of these experts in the mixture, of which a rank may have only some.
+    gated         whether ``first`` computes gates before its other outputs.
     """
 
     first: Sequence[LinearLayer]
@@ -29,6 +31,11 @@ class ExpertLayers:
     act: Activation
     row_multiple: int
     start: int = 0
+    gated: bool = True
+
+    def activated(self, x: Tensor, layout: ActivationLayout | None = None) -> LinearInput:
+        """Return the input of ``second`` for the output x [S, N] of ``first``: [S, N / 2], or [S, N] without gates."""
+        return self.act.gated(x, layout) if self.gated else self.act(x, layout)
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ class TorchExperts(GroupedExperts):
         for rows, first, second in zip(x.split(list(counts)), layers.first, layers.second, strict=True):
             if len(rows):
                 both = first(F.pad(rows, (0, 0, 0, -len(rows) % layers.row_multiple)))
-                outputs.append(second(layers.act.gated(both, second.input_layout(len(both))))[: len(rows)])
+                outputs.append(second(layers.activated(both, second.input_layout(len(both))))[: len(rows)])
         return torch.cat(outputs) if outputs else torch.empty_like(x)
 
 

@@ -119,7 +119,7 @@ class TritonExperts(PairwiseExperts):
         y = (torch.zeros if zeros else torch.empty)(pairs, self._second.n, dtype=x.dtype, device=x.device)
         if pairs:
             self._first(x, self._blocks(routed, self._first.rows(mean), blocks), mean, share, both)
-            hidden = self._layers.act.gated(both, self._second.input_layout(pairs, mean))
+            hidden = self._layers.activated(both, self._second.input_layout(pairs, mean))
             self._second(hidden, self._blocks(routed, self._second.rows(mean), blocks), mean, 1, y)
         return y
 

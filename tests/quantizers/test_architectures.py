@@ -64,6 +64,12 @@ SERVED: dict[str, dict[str, Any]] = {
     "minimax_m2": {**HEADS, **LOCAL, "rotary_dim": 8}, "granitemoe": LOCAL,
     "granitemoeshared": {**LOCAL, "shared_intermediate_size": 32}, "phimoe": LOCAL, "ernie4_5_moe": ERNIE,
     "bamba": {**MAMBA, "attn_layer_indices": [1]}, "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "falcon_h1": {**MAMBA, **HEADS, "mamba_d_ssm": 128},
+    "nemotron_h": {
+        **HEADS, **EXPERTS, "mamba_num_heads": 32, "mamba_head_dim": 4, "ssm_state_size": 16, "chunk_size": 16,
+        "n_groups": 1, "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe"],
+        "num_hidden_layers": 4, "moe_shared_expert_intermediate_size": 32,
+    },
     "granitemoehybrid": {
         **MAMBA, **LOCAL, "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 32,
     },
@@ -80,7 +86,7 @@ SERVED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: What is written is for other programs, and the report says so.
 ELSEWHERE: dict[str, dict[str, Any]] = {
-    "falcon_h1": {**MAMBA, **HEADS, "mamba_d_ssm": 128},
+    "diffllama": {},
 }  # fmt: skip
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
@@ -91,6 +97,7 @@ METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 SHARE = {
     ("olmoe", "awq"), ("phimoe", "awq"), ("granitemoe", "gptq"), ("glm4_moe", "smooth_quant"),
     ("gpt2", "gptq"), ("bloom", "awq"), ("deepseek_v3", "gptq"), ("falcon_h1", "weight_only_int8"),
+    ("diffllama", "weight_only_int8"),
     ("mamba", "weight_only_int8"), ("mamba2", "awq"),
 }  # fmt: skip
 

@@ -230,13 +230,9 @@ def unfuse_experts(blocks: Iterable[tuple[str, nn.Module]], model_type: str) -> 
                 unfused.renamed_modules.add((stored, f"{block_name}.{parent}"))
             unfused.transformers_reads = fused.spelling.transformers_reads
             for number in range(fused.shape[0]):
-                for (name, _, _), (tensor, half) in zip(fused.linears(number), _PLACES, strict=True):
+                for (name, _, _), (tensor, half) in zip(fused.linears(number), fused.places, strict=True):
                     unfused.fused[f"{name}.weight"] = FusedSlice(f"{fused.name}.{tensor}", number, half)
     return unfused
-
-
-#: Slices of the gate, up and down projection: the fused tensor, and the half of its rows.
-_PLACES: tuple[tuple[str, int | None], ...] = (("gate_up_proj", 0), ("gate_up_proj", 1), ("down_proj", None))
 
 
 def _meta_like(fused: FusedExperts) -> Experts:

@@ -79,8 +79,9 @@ class SourceModel:
         self._source_names |= {name: self._source_name(name) for name, _ in self.model.named_buffers()}
         split = self.experts.fused
         named_in_file = {name: source for name, source in self._source_names.items() if source and name not in split}
-        #: How the file spells the prefix of a multimodal model's decoder.
-        self.renaming = renaming(f"{self.decoder}.", named_in_file) if self.decoder else Renaming()
+        found = renaming(f"{self.decoder or self.model.base_model_prefix}.", named_in_file)
+        #: How the file spells the prefix of a multimodal model's decoder, or of the outermost module (Nemotron-H).
+        self.renaming = found if self.decoder or found.stored else Renaming()
         self._quantized = {self.renaming.to_model(name): name for name in checkpoint.quantized_linears()}
         self._module_names: dict[str, list[str]] = {}
         for name, source in self._source_names.items():
@@ -380,12 +381,8 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
 
 
 def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the names of parameters and buffers that transformers fills from a tensor whose name differs by more than
-    the outermost module's prefix -> that name."""
+    """Return the names of parameters and buffers, or of their parts, that transformers fills from a tensor whose name
+    differs by more than the outermost module's prefix -> that name."""
     names, base = TensorNames(model), f"{model.base_model_prefix}."
-    source_names = {names.own(source): source for source in checkpoint.inventory}
-    return {
-        own: source
-        for own, source in source_names.items()
-        if own is not None and own.removeprefix(base) != source.removeprefix(base)
-    }
+    source_names = {names.own(source) or names.renamed(source): source for source in checkpoint.inventory}
+    return {own: source for own, source in source_names.items() if own.removeprefix(base) != source.removeprefix(base)}

@@ -34,6 +34,8 @@ _MODEL_TYPES = {
     "Llama4ForCausalLM": "llama4_text",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "FalconH1ForCausalLM": "falcon_h1",
+    "NemotronHForCausalLM": "nemotron_h",
     "Qwen3NextForCausalLM": "qwen3_next",
     "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
@@ -234,7 +236,7 @@ _COUNTS_AT_ZERO = _one_of((*_ON_UNLESS_FALSE, *_FACTORS, *_NOT_ZERO))
 _NULLABLE = frozenset(
     {
         *("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "num_key_value_heads", "head_dim"),
-        *("q_lora_rank", "attention_chunk_size", "use_bidirectional_attention", "num_kv_heads"),
+        *("q_lora_rank", "attention_chunk_size", "use_bidirectional_attention", "num_kv_heads", "mamba_d_ssm"),
     }
 )
 #: Types of values whose default is None.
@@ -244,6 +246,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("n_group", "topk_group", "num_experts_per_tok", "num_ln_in_parallel_attn"), int),
     **dict.fromkeys(("sliding_window_pattern", "mamba_d_head"), object),  # checked where they are read
     **dict.fromkeys(("no_rope_layers", "mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs"), list),
+    **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), list),
     **dict.fromkeys(("attn_config",), dict),
     **dict.fromkeys(("position_embedding_type",), str),
 }

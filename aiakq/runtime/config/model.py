@@ -17,6 +17,7 @@ from aiakq.formats.config_values import SIZE, malformed, read_value
 from aiakq.formats.model_folder import first_architecture
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
+from aiakq.runtime.config.recurrent_families import PATTERN
 from aiakq.runtime.config.rope import GridRope, is_nested, longest_context, rope_parameters, rotated_layers
 from aiakq.runtime.config.text_part import text_part
 
@@ -25,7 +26,11 @@ _MAX_LAYERS = 10_000
 #: Aliases of kinds of layers.
 _RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
 #: Kinds of layers with a recurrent state instead of keys and values.
-_RECURRENT = frozenset({"conv", "linear_attention"})
+_STATES = frozenset({"conv", "linear_attention"})
+#: Kinds of layers with a recurrent state.
+_RECURRENT = _STATES | {"hybrid"}
+#: Kinds of layers that know no positions.
+_WITHOUT_POSITIONS = _STATES | {"mlp", "moe"}
 
 #: Keys of sizes in the configs of all kinds of models.
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -144,7 +149,7 @@ class ModelConfig:
     @property
     def has_positions(self) -> bool:
         """Whether any layer depends on positions; if all are recurrent, sequences may have any length."""
-        return not _RECURRENT.issuperset(self.layer_kinds)
+        return not _WITHOUT_POSITIONS.issuperset(self.layer_kinds)
 
     @property
     def has_tied_head(self) -> bool:
@@ -175,7 +180,7 @@ def _model_config(raw: Mapping[str, object]) -> ModelConfig:
             raise _lacks(raw, names[0])
         return int(read_value(raw, SIZE, *names, default=default))
 
-    architecture = first_architecture(raw)
+    architecture, raw = first_architecture(raw), _with_layers(raw)
     hidden = number("hidden_size", "n_embd", "d_model")
     heads = number("num_attention_heads", "n_head", "num_heads", "n_heads")
     layers = number("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -210,6 +215,26 @@ def _model_config(raw: Mapping[str, object]) -> ModelConfig:
         rope=rope,
         raw=raw,
     )
+
+
+def _with_layers(raw: Mapping[str, object]) -> Mapping[str, object]:
+    """Return ``raw`` with the layers of Nemotron-H, whose number follows from their list or their pattern of letters.
+
+    Raises ``model_malformed``.
+    """
+    if raw.get("model_type") != "nemotron_h":
+        return raw
+    kinds, pattern = raw.get("layer_types"), raw.get("hybrid_override_pattern")
+    if kinds is None and isinstance(pattern, str):
+        if not PATTERN.keys() >= set(pattern) or not pattern:
+            raise malformed("hybrid_override_pattern", pattern, f"letters of {''.join(PATTERN)}")
+        kinds = [PATTERN[letter] for letter in pattern]
+    if not isinstance(kinds, list) or not kinds:
+        raise malformed("layers_block_type", kinds, "a list of names")
+    if raw.get("num_hidden_layers") not in (None, len(kinds)):
+        reason = f"{len(kinds)} kinds of layers are listed, but num_hidden_layers is {raw['num_hidden_layers']!r:.64}"
+        raise error("model_malformed", file="config.json", reason=reason)
+    return {**raw, "layer_types": kinds, "num_hidden_layers": len(kinds)}
 
 
 def _check_even(raw: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int) -> None:
@@ -316,6 +341,8 @@ def _implied_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
         return _repeated_kinds(raw.get("attention_types") or [[["global", "local"], 12]], layers)
     if kind in ("mamba2", "granitemoehybrid"):
         return ("linear_attention",) * layers
+    if kind == "falcon_h1":
+        return ("hybrid",) * layers
     if kind == "bamba":
         attention = raw.get("attn_layer_indices") or ()
         return tuple("full_attention" if layer in attention else "linear_attention" for layer in range(layers))

@@ -15,7 +15,8 @@ _QWEN_EXPERTS: dict[str, Any] = {
     "norm_topk_prob": False,
     "mlp_only_layers": None,
 }
-_MAMBA: dict[str, Any] = {
+#: Of hybrid families.
+MAMBA: dict[str, Any] = {
     "mamba_n_heads": 128,
     "mamba_d_head": "auto",
     "mamba_n_groups": 1,
@@ -172,7 +173,7 @@ SPARSE: dict[str, Family] = {
             layer_types=None,
             **ATTENTION_BIAS,
             **MULTIPLIERS,
-            **_MAMBA,
+            **MAMBA,
         ),
         aliases={"layers_block_type": "layer_types"},
         fixed=_NORMALIZED,
@@ -233,7 +234,7 @@ SPARSE: dict[str, Family] = {
             attn_layer_indices=None,
             mlp_bias=False,
             **ATTENTION_BIAS,
-            **_MAMBA,
+            **MAMBA,
         ),
         unread=frozenset({"attn_rotary_emb"}),
         rotated=0.5,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.ops.attention import as_bytes
-from aiakq.kernels.recurrent_types import States
+from aiakq.kernels.recurrent_types import paged_tensors
 from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
@@ -150,9 +150,7 @@ class Runner:
         Recurrent states need no clearing, because they are written completely before they are read.
         """
         for cache in self.caches:
-            if isinstance(cache, States):
-                continue
-            for tensor in cache:
+            for tensor in paged_tensors(cache):
                 as_bytes(tensor)[pages] = 0
 
     def prepare(

@@ -1,6 +1,7 @@
 """The experts of transformers' mixture-of-experts modules, one linear per expert and projection.
 
-transformers keeps the experts of a block in two tensors, ``gate_up_proj`` [E, 2F, K] and ``down_proj`` [E, K, F].
+transformers keeps the experts of a block in two tensors, ``gate_up_proj`` [E, 2F, K] and ``down_proj`` [E, K, F], or
+``up_proj`` [E, F, K] in place of the first if they have no gates.
 Checkpoints on the hub, and programs that read quantized ones, use one tensor per expert, like ``experts.3.w1``. This
 module finds the fused modules of a model, maps their linears to names in checkpoints, and replaces them with separate
 linears.
@@ -12,7 +13,7 @@ import copy
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Spelling:
-    """Names of an expert's projections in a family's checkpoints.
+    """Names of an expert's projections in a family's checkpoints; ``gate`` is "" if experts have none.
 
     renames             pairs (name in checkpoints, name in transformers) of the modules around the experts.
     transformers_reads  whether the names come from transformers' own conversion rules, so that it reads them.
@@ -35,8 +36,8 @@ class Spelling:
     transformers_reads: bool = False
 
     @property
-    def projections(self) -> tuple[str, str, str]:
-        return self.gate, self.up, self.down
+    def projections(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.gate, self.up, self.down)))
 
     def stored(self, path: str) -> str:
         """Return the name in checkpoints of the module ``path`` of a model, which differs in its last part."""
@@ -46,7 +47,7 @@ class Spelling:
 
 
 class Expert(nn.Module):
-    """An expert, down(act(gate(x)) * up(x)), whose projections have the checkpoint's names."""
+    """An expert, down(act(gate(x)) * up(x)) or down(act(up(x))), whose projections have the checkpoint's names."""
 
     def __init__(self, act: Callable[[Tensor], Tensor], spelling: Spelling, projections: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -57,8 +58,8 @@ class Expert(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, K]."""
-        gate, up, down = (self.get_submodule(name) for name in self.spelling.projections)
-        out: Tensor = down(self.act(gate(x)) * up(x))
+        *gates, up, down = (self.get_submodule(name) for name in self.spelling.projections)
+        out: Tensor = down(self.act(gates[0](x)) * up(x) if gates else self.act(up(x)))
         return out
 
 
@@ -112,16 +113,23 @@ class FusedExperts:
         return tuple(self.module.down_proj.shape)
 
     def linears(self, number: int) -> list[tuple[str, int, int]]:
-        """Return the names in checkpoints of an expert's gate, up and down projection, with their N and K."""
+        """Return the names in checkpoints of an expert's projections, gate, up and down, with their N and K."""
         _, hidden, inner = self.shape
-        sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        sizes = (*[(inner, hidden)] * (len(self.spelling.projections) - 1), (hidden, inner))
         names = (f"{self.stored}.{number}.{projection}" for projection in self.spelling.projections)
         return [(name, *size) for name, size in zip(names, sizes, strict=True)]
+
+    @property
+    def places(self) -> tuple[tuple[str, int | None], ...]:
+        """Slices of these projections: the fused tensor, and the half of its rows."""
+        if self.spelling.gate:
+            return ("gate_up_proj", 0), ("gate_up_proj", 1), ("down_proj", None)
+        return ("up_proj", None), ("down_proj", None)
 
 
 def fused_experts(root: nn.Module, prefix: str, model_type: str) -> Iterator[FusedExperts]:
     """Yield the fused experts inside ``root``, whose full name is ``prefix``, unless they compute something else."""
-    spelling = _spelling(model_type)
+    known = _spelling(model_type)
     same: dict[type, bool] = {}
     for name, module in list(root.named_modules(prefix=prefix)):
         if not _looks_fused(module):
@@ -130,27 +138,36 @@ def fused_experts(root: nn.Module, prefix: str, model_type: str) -> Iterator[Fus
             same[type(module)] = computes_the_same(module)
         if same[type(module)]:
             parent, _, last = name.rpartition(".")
+            spelling = known if _first(module) == "gate_up_proj" else replace(known, gate="")
             yield FusedExperts(name, f"{spelling.stored(parent)}.{last}", spelling, module)
 
 
 def _looks_fused(module: nn.Module) -> bool:
     names = dict(module.named_parameters(recurse=False))
+    first = _first(module)
     return (
-        set(names) == {"gate_up_proj", "down_proj"}
+        set(names) == {first, "down_proj"}
         and all(parameter.dim() == 3 for parameter in names.values())
-        and names["gate_up_proj"].shape[1] == 2 * names["down_proj"].shape[2]
-        and names["gate_up_proj"].shape[2] == names["down_proj"].shape[1]
+        and names[first].shape[1] == (2 if first == "gate_up_proj" else 1) * names["down_proj"].shape[2]
+        and names[first].shape[2] == names["down_proj"].shape[1]
         and callable(getattr(module, "act_fn", None))
     )
 
 
+def _first(module: nn.Module) -> str:
+    """Return the name of the tensor with the projections before the activation function."""
+    return "gate_up_proj" if "gate_up_proj" in module._parameters else "up_proj"
+
+
 def computes_the_same(fused: Any) -> bool:
     """Whether ``SeparateExperts`` gives the same results as this fused module, on small random weights."""
-    count, hidden, inner = fused.gate_up_proj.shape[0], 16, 8
+    count, hidden, inner, first = fused.down_proj.shape[0], 16, 8, _first(fused)
+    parts = 2 if first == "gate_up_proj" else 1
+    spelling = Spelling() if parts == 2 else Spelling(gate="")
     make = torch.Generator().manual_seed(0)
     small: Any = copy.copy(fused)
     small._parameters = {
-        "gate_up_proj": nn.Parameter(torch.randn(count, 2 * inner, hidden, generator=make), requires_grad=False),
+        first: nn.Parameter(torch.randn(count, parts * inner, hidden, generator=make), requires_grad=False),
         "down_proj": nn.Parameter(torch.randn(count, hidden, inner, generator=make), requires_grad=False),
     }
     for name, value in vars(fused).items():  # some modules store their sizes for reshaping
@@ -158,8 +175,8 @@ def computes_the_same(fused: Any) -> bool:
         if size and value in fused.down_proj.shape[1:]:
             vars(small)[name] = hidden if value == fused.down_proj.shape[1] else inner
     experts = []
-    for both, down in zip(small.gate_up_proj, small.down_proj, strict=True):
-        experts.append(Expert(fused.act_fn, Spelling(), [_linear(weight) for weight in (*both.chunk(2), down)]))
+    for both, down in zip(small._parameters[first], small.down_proj, strict=True):
+        experts.append(Expert(fused.act_fn, spelling, [_linear(weight) for weight in (*both.chunk(parts), down)]))
     x = torch.randn(16, hidden, generator=make)
     chosen = min(2, count)
     index = torch.rand(16, count, generator=make).topk(chosen).indices
@@ -185,7 +202,7 @@ def _spelling(model_type: str) -> Spelling:
     for rule in get_checkpoint_conversion_mapping(model_type) or []:
         sources, targets = list(rule.source_patterns), list(rule.target_patterns)
         last = targets[0].rpartition(".")[2] if targets else ""
-        if "experts" in (targets[0] if targets else "") and last in ("gate_up_proj", "down_proj"):
+        if "experts" in (targets[0] if targets else "") and last in ("gate_up_proj", "up_proj", "down_proj"):
             matches = [re.search(r"experts\.\*\.(\w+)\.weight", pattern) for pattern in sources]
             names[last] = [match[1] for match in matches if match]
         elif len(sources) == 1 and all(re.fullmatch(r"\.\w+\.", pattern) for pattern in (sources[0], targets[0])):
@@ -193,4 +210,6 @@ def _spelling(model_type: str) -> Spelling:
     if len(names.get("gate_up_proj", ())) == 2 and len(names.get("down_proj", ())) == 1:
         gate, up = names["gate_up_proj"]
         return Spelling(gate, up, names["down_proj"][0], tuple(renames), transformers_reads=True)
+    if len(names.get("up_proj", ())) == 1 and len(names.get("down_proj", ())) == 1:
+        return Spelling("", names["up_proj"][0], names["down_proj"][0], tuple(renames), transformers_reads=True)
     return Spelling(renames=tuple(renames))

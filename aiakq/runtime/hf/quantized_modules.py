@@ -39,7 +39,7 @@ def replace_quantized(hf: Any, weights: CheckpointWeights) -> set[str]:
         inside = {stored for stored in left if stored.startswith(f"{fused.stored}.")}
         if inside:
             hf.set_submodule(fused.name, _separate(fused, weights))
-            replaced |= {f"{fused.name}.{tensor}" for tensor in ("gate_up_proj", "down_proj")}
+            replaced |= {f"{fused.name}.{tensor}" for tensor, _ in fused.places}
             left -= inside
     modules = dict(hf.named_modules())
     for stored in sorted(left):

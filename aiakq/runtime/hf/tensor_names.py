@@ -28,3 +28,7 @@ class TensorNames:
             if name in self._state:
                 return None if merged is not None else name
         return None
+
+    def renamed(self, stored: str) -> str:
+        """Return the name of the tensor ``stored`` by the rules that do not merge it with others."""
+        return str(rename_source_key(stored, self._renamings, [], self._base, self._state)[0])

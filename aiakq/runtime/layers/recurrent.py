@@ -11,8 +11,10 @@ from torch import Tensor
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.gated_norm import GatedNorm
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec, States
+from aiakq.kernels.ops.scaling import Scaling
+from aiakq.kernels.recurrent_types import ConvolutionSpec, HybridCache, RecurrenceSpec, States
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LayerCache, LinearInput
+from aiakq.runtime.layers.attention import Attention
 
 
 class RecurrentLayer:
@@ -64,6 +66,7 @@ class GatedRecurrence(RecurrentLayer):
     project  fused projection to the inputs of the recurrence and the gate of the norm, followed by the gates of the
              recurrence if ``gates`` is None.
     gates    separate projection to the gates of the recurrence, or None.
+    scales   factors of the gate of the norm and of the gates of the recurrence.
     """
 
     def __init__(
@@ -75,11 +78,13 @@ class GatedRecurrence(RecurrentLayer):
         norm: GatedNorm,
         output: LinearLayer,
         ops: Ops,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         super().__init__(project, [convolution.state_shape, recurrence.state_shape], ops)
         self.gates, self.norm, self.output = gates, norm, output
         self._convolution, self._recurrence = ops.convolution(convolution), ops.recurrence(recurrence)
         self._widths = [recurrence.width, recurrence.num_heads * recurrence.value_dim]
+        self._scales = [None if scale == 1 else ops.scaling(scale) for scale in scales]
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """Return the preferred layout for M input rows; None if two layers read the input."""
@@ -90,5 +95,72 @@ class GatedRecurrence(RecurrentLayer):
         projected = self.project(x)
         mixed, gate, remaining = projected.tensor_split([self._widths[0], sum(self._widths)], dim=-1)
         gates = remaining if self.gates is None else self.gates(x)
+        for scale, part in zip(self._scales, (gate, gates), strict=True):
+            if scale is not None:
+                scale(part, out=part)
         mixed = self._convolution(mixed, cache[0], context)
         return self.output(self.norm(self._recurrence(mixed, gates, cache[1], context), gate))
+
+
+class SiluGate:
+    """x * silu(gate), in place of a gated norm; the interface is GatedNorm in kernels/ops/gated_norm.py."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._silu, self._copy = ops.activation("silu"), ops.scaling()
+
+    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x [M, D] and gate [M, D] -> [M, D] of x's dtype."""
+        width = x.shape[1]
+        both = torch.empty(len(x), 2 * width, dtype=x.dtype, device=x.device)
+        self._copy(gate, out=both[:, :width])
+        self._copy(x, out=both[:, width:])
+        gated = self._silu.gated(both)
+        assert isinstance(gated, Tensor)
+        return gated
+
+
+class ParallelMixers:
+    """Attention and a recurrent layer with the same input, whose outputs are added (Falcon-H1).
+
+    before, after  factors of the inputs and of the outputs of attention and of the recurrent layer.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        recurrent: GatedRecurrence,
+        before: tuple[float, float],
+        after: tuple[float, float],
+        ops: Ops,
+    ) -> None:
+        self.attention, self.recurrent = attention, recurrent
+        self._before: list[Scaling | None] = [None if scale == 1 else ops.scaling(scale) for scale in before]
+        self._after = [ops.scaling(scale) for scale in after]
+
+    def input_layout(self, m: int) -> ActivationLayout | None:
+        """Return None, since two layers read the input."""
+        return None
+
+    def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """x [T, hidden] and positions [T] int64 -> [T, hidden]; updates ``cache``, a HybridCache."""
+        assert isinstance(x, Tensor) and isinstance(cache, HybridCache)
+        inputs = [x if scale is None else scale(x) for scale in self._before]
+        attended = self.attention(inputs[0], positions, cache.paged, context)
+        mixed = self.recurrent(inputs[1], positions, cache.states, context)
+        for_attention, for_recurrent = self._after
+        return for_recurrent(mixed, for_attention(attended, out=attended), out=mixed)
+
+    def cache_bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of one token's keys and values in a cache of ``dtype``."""
+        return self.attention.cache_bytes(dtype)
+
+    def state_bytes(self) -> int:
+        """Return the bytes of the states of one sequence."""
+        return self.recurrent.state_bytes()
+
+    def new_cache(self, pages: int, page_size: int, state_rows: int) -> LayerCache:
+        """Allocate the cache of attention and the states, filled with zeros."""
+        return HybridCache.of(
+            self.attention.new_cache(pages, page_size, state_rows),
+            self.recurrent.new_cache(pages, page_size, state_rows),
+        )

@@ -55,6 +55,8 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
         "DeepseekV2ForCausalLM": "aiakq.runtime.models.deepseek",
         "DeepseekV3ForCausalLM": "aiakq.runtime.models.deepseek",
         "BambaForCausalLM": "aiakq.runtime.models.bamba",
+        "FalconH1ForCausalLM": "aiakq.runtime.models.falcon_h1",
+        "NemotronHForCausalLM": "aiakq.runtime.models.nemotron_h",
         "GraniteMoeHybridForCausalLM": "aiakq.runtime.models.granitemoehybrid",
         "Lfm2ForCausalLM": "aiakq.runtime.models.lfm2",
         "Mamba2ForCausalLM": "aiakq.runtime.models.mamba2",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.builder import DecoderBuilder, Names
 from aiakq.runtime.models.decoder import Decoder, Mixer, Weights
-from aiakq.runtime.models.mamba2 import StateSpace
-from aiakq.runtime.models.mixture import size
+from aiakq.runtime.models.mamba2 import StateSpace, hybrid_width
 
 
 class BambaBuilder(DecoderBuilder):
@@ -33,7 +32,7 @@ class BambaBuilder(DecoderBuilder):
         """Return the Mamba 2 layer."""
         raw = self.config.raw
         sizes = StateSpace.of_hybrid(raw)
-        return sizes.build(self.config, self.weights, self.layer_name(layer, "mamba"), size(raw, "mamba_expand"))
+        return sizes.build(self.config, self.weights, self.layer_name(layer, "mamba"), hybrid_width(raw))
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import Ops
-from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.lora import AdaptedLinear
@@ -21,6 +20,9 @@ from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput, QWeight
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.layers.mlp import MLP as MLP
+from aiakq.runtime.layers.mlp import GatedMLP as GatedMLP
+from aiakq.runtime.layers.mlp import PlainMLP as PlainMLP
 from aiakq.runtime.layers.rotary import GridRotary
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.models.interface import ModelInput, StageOutput
@@ -122,52 +124,6 @@ class FamilyModule(Protocol):
         """Build the model, or the stage ``weights.stage``. Raises ``unsupported`` for settings it does not support."""
 
 
-class MLP(Protocol):
-    """The MLP of a block, dense or sparse."""
-
-    def input_layout(self, m: int) -> ActivationLayout | None:
-        """Return the preferred layout for M input rows; see LinearLayer."""
-
-    def __call__(self, x: LinearInput) -> Tensor:
-        """x [T, hidden], as a Tensor or in the layout ``input_layout(T)`` -> [T, hidden]."""
-
-
-@dataclass
-class GatedMLP:
-    """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); ``gate_up`` is fused, the gate's outputs first."""
-
-    gate_up: LinearLayer
-    down: LinearLayer
-    act: Activation
-
-    def input_layout(self, m: int) -> ActivationLayout | None:
-        """See MLP."""
-        return self.gate_up.input_layout(m)
-
-    def __call__(self, x: LinearInput) -> Tensor:
-        """See MLP."""
-        both = self.gate_up(x)
-        return self.down(self.act.gated(both, self.down.input_layout(len(both))))
-
-
-@dataclass
-class PlainMLP:
-    """second(act(first(x)))."""
-
-    first: LinearLayer
-    second: LinearLayer
-    act: Activation
-
-    def input_layout(self, m: int) -> ActivationLayout | None:
-        """See MLP."""
-        return self.first.input_layout(m)
-
-    def __call__(self, x: LinearInput) -> Tensor:
-        """See MLP."""
-        first = self.first(x)
-        return self.second(self.act(first, self.second.input_layout(len(first))))
-
-
 class Mixer(Protocol):
     """The token mixer of a block: attention or a recurrent layer."""
 
@@ -191,8 +147,8 @@ class DecoderLayer(Protocol):
     """A transformer layer: attention (or a recurrent layer) and MLP, each with a residual connection."""
 
     @property
-    def attention(self) -> Mixer:
-        """Attention, or the recurrent layer in its place."""
+    def attention(self) -> Mixer | None:
+        """Attention, or the recurrent layer in its place, or None."""
 
     @property
     def mlp(self) -> MLP | None:
@@ -311,6 +267,21 @@ class MixerBlock:
         return x, self.attention(normed, positions, cache, context)
 
 
+@dataclass
+class MLPBlock:
+    """A norm and an MLP, without a mixer (Nemotron-H)."""
+
+    mlp_norm: Norm
+    mlp: MLP
+    attention: None = None
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden]; see DecoderLayer."""
+        return x, self.mlp(self.mlp_norm(x, residual, self.mlp.input_layout(len(x))))
+
+
 def _rescaled(x: Tensor, rescale: Rescale | None) -> Tensor:
     return x if rescale is None else _plain(rescale(x))
 
@@ -398,11 +369,11 @@ class Decoder:
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """See Model.kv_bytes_per_token."""
-        return sum(block.attention.cache_bytes(dtype) for block in self.blocks)
+        return sum(mixer.cache_bytes(dtype) for mixer in self._mixers() if mixer is not None)
 
     def state_bytes(self) -> int:
         """See Model.state_bytes."""
-        return sum(block.attention.state_bytes() for block in self.blocks)
+        return sum(mixer.state_bytes() for mixer in self._mixers() if mixer is not None)
 
     def mixture_elements(self) -> int:
         """See Model.mixture_elements."""
@@ -410,7 +381,10 @@ class Decoder:
 
     def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
         """See Model.new_caches."""
-        return [block.attention.new_cache(pages, page_size, state_rows) for block in self.blocks]
+        return [() if mixer is None else mixer.new_cache(pages, page_size, state_rows) for mixer in self._mixers()]
+
+    def _mixers(self) -> list[Mixer | None]:
+        return [block.attention for block in self.blocks]
 
     def compute(self, step: ModelInput, caches: list[LayerCache]) -> Tensor | StageOutput:
         """Return the logits [R, V] in the activation dtype, or the hidden states for the next stage.

@@ -11,7 +11,7 @@ from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import MLP, Decoder, GatedMLP, Mixer, Weights
 from aiakq.runtime.models.granitemoe import GraniteMoeBuilder
-from aiakq.runtime.models.mamba2 import StateSpace
+from aiakq.runtime.models.mamba2 import StateSpace, hybrid_width
 from aiakq.runtime.models.mixture import size
 
 
@@ -28,7 +28,7 @@ class GraniteMoeHybridBuilder(GraniteMoeBuilder):
             return super().attention(layer)
         raw = self.config.raw
         sizes = StateSpace.of_hybrid(raw)
-        return sizes.build(self.config, self.weights, self.layer_name(layer, "mamba"), size(raw, "mamba_expand"))
+        return sizes.build(self.config, self.weights, self.layer_name(layer, "mamba"), hybrid_width(raw))
 
     def mlp(self, layer: int) -> MLP:
         """Return the routed experts with the shared expert, or the shared expert alone if no others are configured."""

@@ -86,16 +86,18 @@ def make_layer(scheme: str, n: int, k: int, dtype, device, seed: int, bias: bool
 
 
 def make_experts(
-    scheme: str, count: int, dtype, device, *, act="silu", bias=False, kinds=None, **changes
+    scheme: str, count: int, dtype, device, *, act="silu", bias=False, kinds=None, gated=True, **changes
 ) -> tuple[ExpertLayers, TorchExperts]:
     # A step of 2-bit weights takes 128 inputs.
     kinds = kinds or (scheme, "w4a16" if scheme == "w2a16" else scheme)
-    first = [make_layer(kinds[0], 2 * WIDTH, HIDDEN, dtype, device, 2 * e, bias, **changes) for e in range(count)]
+    outputs = 2 * WIDTH if gated else WIDTH
+    first = [make_layer(kinds[0], outputs, HIDDEN, dtype, device, 2 * e, bias, **changes) for e in range(count)]
     second = [make_layer(kinds[1], HIDDEN, WIDTH, dtype, device, 2 * e + 1, bias) for e in range(count)]
     gate = TritonActivation(act) if act == "silu" else TorchActivation(FUNCTIONS[act])
-    layers = ExpertLayers([own for own, _ in first], [own for own, _ in second], gate, 1)
+    layers = ExpertLayers([own for own, _ in first], [own for own, _ in second], gate, 1, gated=gated)
     plain = TorchActivation(FUNCTIONS[act])
-    return layers, TorchExperts(ExpertLayers([own for _, own in first], [own for _, own in second], plain, 1))
+    exact = [[own for _, own in group] for group in (first, second)]
+    return layers, TorchExperts(ExpertLayers(exact[0], exact[1], plain, 1, gated=gated))
 
 
 def routed(tokens: int, count: int, top_k: int, *, skewed=False, seed=0, weigh_inputs=False) -> Routed:
@@ -182,6 +184,11 @@ def test_blocks_of_many_rows_of_integers_and_floats(mean, device, close, monkeyp
     monkeypatch.setattr(experts, "mean_rows", lambda routed: mean)
     for scheme in ("w8a8", "floats", "mxfp4"):
         check(scheme, 3, 2, 5, torch.float16, device, close)
+
+
+def test_experts_without_gates(device, close):
+    for scheme in ("floats", "w4a16", "w8a8"):
+        check(scheme, 4, 2, 7, torch.float16, device, close, act="relu2", gated=False)
 
 
 def test_no_token_gives_no_row(device):

@@ -181,3 +181,25 @@ def test_sizes_are_checked_before_transformers_builds_a_model_of_them() -> None:
 @pytest.mark.parametrize("name", ["BloomForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM", "MptForCausalLM"])
 def test_classes_without_shared_heads_ignore_what_the_config_says_of_them(name: str) -> None:
     assert ModelConfig.from_hf({**LLAMA, "architectures": [name], "num_key_value_heads": 2}).num_kv_heads == 4
+
+
+NEMOTRON: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hidden_size": 64, "vocab_size": 320,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def test_a_pattern_of_letters_lists_the_layers_of_nemotron_h() -> None:
+    kinds = ("linear_attention", "full_attention", "mlp", "moe")
+    assert ModelConfig.from_hf({**NEMOTRON, "hybrid_override_pattern": "M*-E"}).layer_kinds == kinds
+    config = ModelConfig.from_hf({**NEMOTRON, "layers_block_type": list(kinds), "num_hidden_layers": 4})
+    assert config.layer_kinds == kinds and config.is_recurrent and config.has_positions
+    assert not ModelConfig.from_hf({**NEMOTRON, "hybrid_override_pattern": "M-"}).has_positions
+    for wrong, message in (
+        ({}, "layers_block_type"),
+        ({"hybrid_override_pattern": "MX"}, "hybrid_override_pattern"),
+        ({"hybrid_override_pattern": "M*", "num_hidden_layers": 3}, "2 kinds of layers are listed"),
+        ({"hybrid_override_pattern": "M", "time_step_limit": [0.1, 0.2]}, "time_step_limit"),
+    ):
+        with pytest.raises(AiakqError, match=message):
+            ModelConfig.from_hf({**NEMOTRON, **wrong})

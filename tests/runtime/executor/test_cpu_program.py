@@ -17,7 +17,7 @@ from aiakq.runtime.models import ARCHITECTURES
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason="the native kernels were not built")
 
 #: Native families with experts, which torch sorts tokens by.
-EXPERTS = re.compile("Mixtral|Moe|moe|GptOss|Llama4|Deepseek|Qwen3Next|Arcee|Dots1|SolarOpen|MiniMaxM2")
+EXPERTS = re.compile("Mixtral|Moe|moe|GptOss|Llama4|Deepseek|Qwen3Next|Arcee|Dots1|SolarOpen|MiniMaxM2|NemotronH")
 RECORDED = [name for name in ARCHITECTURES if not EXPERTS.search(name)]
 
 

@@ -10,7 +10,7 @@ import torch
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.kernels.ops import sampling
-from aiakq.kernels.recurrent_types import States
+from aiakq.kernels.recurrent_types import HybridCache, States, paged_tensors
 from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.executor import kv_cache
 from aiakq.runtime.executor.kv_cache import kv_bytes_per_page, state_bytes
@@ -73,11 +73,14 @@ def test_sequences_start_after_pages_that_other_sequences_filled():
     assert source == 0 and list(saves.values()) == [8], "no sequence may start after a page"
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_answers_do_not_depend_on_what_happens_to_a_sequence(ahead, tiny_model, monkeypatch):
+@pytest.mark.parametrize(
+    ("architecture", "kinds", "ahead"),
+    [("Lfm2", {States, tuple}, False), ("Lfm2", {States, tuple}, True), ("FalconH1", {HybridCache}, True)],
+)
+def test_answers_do_not_depend_on_what_happens_to_a_sequence(architecture, kinds, ahead, tiny_model, monkeypatch):
     """Preemption, cached prefixes, reused slots, steps that run out of memory, and resampled tokens."""
     monkeypatch.setenv("AIAKQ_KERNELS", "cpu,sampling=torch")
-    folder = str(tiny_model("Lfm2ForCausalLM"))
+    folder = str(tiny_model(f"{architecture}ForCausalLM"))
     draw = random.Random(3)
     shared = [draw.randrange(3, 320) for _ in range(10)]
     prompts = [shared + [draw.randrange(3, 320) for _ in range(at % 5)] for at in range(9)]
@@ -119,10 +122,18 @@ def test_answers_do_not_depend_on_what_happens_to_a_sequence(ahead, tiny_model, 
     caches = llm.engine.executor.runner.caches
     taken = sum(tensor.numel() * tensor.element_size() for cache in caches for tensor in cache)
     model = llm.engine.executor.runner.model
-    assert {type(cache) for cache in caches} == {States, tuple}
+    assert {type(cache) for cache in caches} == kinds
     # The row of page 0 is the zero state.
     counted = 14 * kv_bytes_per_page(model, llm.config.cache) + state_bytes(model, 5) - model.state_bytes()
     assert taken == counted
+
+
+def test_clearing_pages_leaves_states_as_they_are():
+    pages, states = torch.ones(4, 2), torch.ones(3, 5)
+    cache = HybridCache.of([pages], [states])
+    assert [each is pages for each in paged_tensors(cache)] == [True]
+    assert isinstance(cache.states, States) and paged_tensors(cache.states) == ()
+    assert paged_tensors((pages, states)) == (pages, states)
 
 
 def test_states_that_do_not_fit_into_memory_are_reported(tiny_model, monkeypatch):

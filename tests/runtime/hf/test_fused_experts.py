@@ -32,6 +32,22 @@ def test_linears_of_experts_have_the_names_of_checkpoints(model_type: str, numbe
     assert found[0].spelling.transformers_reads == (model_type != "granitemoe")
 
 
+def test_experts_without_gates_have_two_projections() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kinds = ["linear_attention", "moe"]
+    config = AutoConfig.for_model(
+        "nemotron_h", hidden_size=64, moe_intermediate_size=96, n_routed_experts=4, layers_block_type=kinds,
+        mamba_num_heads=4, mamba_head_dim=32, vocab_size=64,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    [found] = fused_experts(model, "", "nemotron_h")
+    stored = "model.layers.1.mixer.experts.3"
+    assert found.linears(3) == [(f"{stored}.up_proj", 96, 64), (f"{stored}.down_proj", 64, 96)]
+    assert found.places == (("up_proj", None), ("down_proj", None)) and found.spelling.transformers_reads
+
+
 def test_experts_with_other_arithmetic_are_not_split() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts

@@ -12,6 +12,7 @@ from lora_adapters import FIELDS, adapted, save_adapter
 from torch import Tensor
 
 from aiakq import LLM, LoRARequest, SamplingParams
+from aiakq.runtime.lora.layers import find_module
 from aiakq.runtime.models import ARCHITECTURES
 
 VOCABULARY = 320
@@ -67,11 +68,11 @@ def adaptable(llm: LLM, model: Any) -> list[str]:
     assert limits is not None
     linear = [name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))]
     refused: tuple[str, ...] = ("lm_head",)
-    if model.config.model_type == "mamba2":
+    if model.config.model_type in {"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"}:
         refused = ("lm_head", "out_proj")
     elif any("experts" in name for name, _ in model.named_parameters()):
         refused = ("lm_head", "gate_proj", "up_proj", "down_proj")  # for which PEFT adapts all experts
-    return [name for name in linear if name in limits.modules and not name.endswith(refused)]
+    return [name for name in linear if find_module(name, limits.modules) and not name.endswith(refused)]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

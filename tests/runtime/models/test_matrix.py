@@ -125,7 +125,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "nemotron": {},
         "nemotron_h": {
             **HEADS, **EXPERTS, "mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 1,
-            "chunk_size": 16, "hybrid_override_pattern": "M*-M", **FOUR,
+            "chunk_size": 16, "hybrid_override_pattern": "M*-E", "moe_shared_expert_intermediate_size": 64,
+            **FOUR,
         },
         "olmo": {}, "olmo2": {}, "olmo3": {**WINDOW, **FOUR}, "olmo_hybrid": {**LINEAR}, "olmoe": EXPERTS,
         "openai-gpt": GPT2, "opt": {"ffn_dim": 256, "word_embed_proj_dim": 128}, "persimmon": {}, "phi": {},
@@ -183,6 +184,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3, groups of experts": (
         "deepseek_v3",
         {**EXPERTS, **LATENT, "n_routed_experts": 8, "num_local_experts": 8, "n_group": 4, "topk_group": 2},
+    ),
+    "falcon_h1, multipliers": (
+        "falcon_h1",
+        {
+            **SSM, **HEADS, "mamba_d_ssm": 192, "mamba_d_head": 24, "mamba_n_groups": 2, "mlp_multipliers": [0.7, 1.3],
+            "ssm_multipliers": [0.8, 1.2, 0.7, 1.4, 0.6], "key_multiplier": 0.8, "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.5, "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9,
+            "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.7, "projectors_bias": True, "attention_bias": True,
+            "mlp_bias": True, "mamba_proj_bias": True,
+        },
+    ),
+    "falcon_h1, gated norms": (
+        "falcon_h1", {**SSM, **HEADS, "mamba_d_ssm": 256, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
+    ),
+    "nemotron_h, biases": (
+        "nemotron_h",
+        {
+            **HEADS, **FOUR, "mamba_num_heads": 8, "mamba_head_dim": 24, "ssm_state_size": 16, "n_groups": 2,
+            "chunk_size": 16, "layers_block_type": ["mlp", "full_attention", "linear_attention", "mlp"],
+            "use_bias": True, "mlp_bias": True, "time_step_min": 1.2,
+        },
     ),
     "granitemoehybrid, no attention": (
         "granitemoehybrid", {**EXPERTS, **SSM, "layer_types": ["mamba", "mamba"], "shared_intermediate_size": 64}

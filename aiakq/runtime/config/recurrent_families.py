@@ -1,0 +1,98 @@
+"""The keys of further families with recurrent layers, see family_keys.py."""
+
+from __future__ import annotations
+
+import math
+
+from aiakq.runtime.config.family_keys import ATTENTION_BIAS, Family, llama_keys
+from aiakq.runtime.config.sparse_families import MAMBA
+
+#: Letters of ``hybrid_override_pattern``, by which Nemotron-H's files list their layers.
+PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+
+RECURRENT_FAMILIES: dict[str, Family] = {
+    "falcon_h1": Family(
+        llama_keys(
+            intermediate_size=14336,
+            num_key_value_heads=8,
+            rms_norm_eps=1e-5,
+            max_position_embeddings=8192,
+            mlp_bias=False,
+            projectors_bias=False,
+            mamba_d_ssm=1024,
+            mamba_norm_before_gate=True,
+            mamba_rms_norm=False,
+            mlp_multipliers=None,
+            ssm_multipliers=None,
+            lm_head_multiplier=1.0,
+            embedding_multiplier=1.0,
+            key_multiplier=1.0,
+            attention_in_multiplier=1.0,
+            attention_out_multiplier=1.0,
+            ssm_in_multiplier=1.0,
+            ssm_out_multiplier=1.0,
+            **ATTENTION_BIAS,
+            **MAMBA,
+        ),
+        fixed={"mamba_use_mlp": (True,), "attn_layer_indices": ()},
+        unread=frozenset({"mlp_expansion_factor"}),
+        kinds=frozenset({"hybrid"}),
+    ),
+    "nemotron_h": Family(
+        {
+            "layer_types": None,
+            "hybrid_override_pattern": None,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "intermediate_size": 21504,
+            "mlp_hidden_act": "relu2",
+            "mlp_bias": False,
+            "use_bias": False,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": False,
+            "ssm_state_size": 128,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "conv_kernel": 4,
+            "time_step_min": 0.001,
+            "use_conv_bias": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "moe_latent_size": None,
+            "routed_scaling_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+        },
+        aliases={
+            "layers_block_type": "layer_types",
+            "num_local_experts": "n_routed_experts",
+            "attention_head_dim": "head_dim",
+            "mamba_n_groups": "n_groups",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_dt_min": "time_step_min",
+            "mamba_conv_bias": "use_conv_bias",
+        },
+        fixed={
+            "attention_bias": (False,),
+            "mamba_proj_bias": (False,),
+            "mamba_hidden_act": ("silu",),
+            "sliding_window": (),
+            "n_shared_experts": (1,),
+            # transformers computes with time_step_min instead
+            **dict.fromkeys(("time_step_limit", "mamba_dt_limit"), ((0.0, math.inf), [0.0, math.inf])),
+        },
+        unread=frozenset(
+            {
+                *("expand", "mamba_expand", "mamba_dt_max", "mamba_dt_init_floor", "mamba_ssm_cache_dtype"),
+                *("moe_shared_expert_overlap", "rope_theta", "partial_rotary_factor"),
+            }
+        ),
+        rotary=False,
+        kinds=frozenset({"linear_attention", "mlp", "moe"}),
+    ),
+}
