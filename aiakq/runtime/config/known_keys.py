@@ -17,6 +17,7 @@ from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import COUNT, OBJECT, SWITCH, malformed, read_value
 from aiakq.formats.quantization_config import CONFIG_KEYS, MLX_KEY
+from aiakq.runtime.config.encoder_families import ENCODER_FAMILIES, ENCODER_TYPES
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.family_keys import REQUIRED, Family
 
@@ -294,7 +295,7 @@ def completed(raw: Mapping[str, object], architecture: str) -> dict[str, Any]:
     ``model_malformed`` for values of another type than their key's.
     """
     kind = model_type_of(raw, architecture)
-    family = FAMILIES.get(kind)
+    family = (ENCODER_FAMILIES if architecture in ENCODER_TYPES else FAMILIES).get(kind)
     if family is None:
         return dict(raw)
     config = _one_spelling(raw, family)

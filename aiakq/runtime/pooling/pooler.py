@@ -15,15 +15,17 @@ from torch import Tensor
 
 from aiakq.runtime.executor.output_reader import FillResult, ModelOutput
 from aiakq.runtime.executor.sequences import SequenceState
-from aiakq.runtime.pooling.projection import Projection
 from aiakq.runtime.protocol.pooling_params import Pooled, Pooling
 from aiakq.runtime.protocol.step import NOT_FINITE, Chunk, ChunkResult
+
+#: Pooled rows [R, K] float32 on the host -> [R, N]: Dense modules, or the head of an encoder.
+Projected = Callable[[Tensor], Tensor]
 
 
 class PoolingPart:
     """The ``ExecutorPart`` that gives sequences their poolers; ``projection`` is that of all."""
 
-    def __init__(self, projection: Projection | None) -> None:
+    def __init__(self, projection: Projected | None) -> None:
         self._projection = projection
 
     def handlers(self) -> Mapping[type, Callable[[Any], Any]]:
@@ -42,7 +44,7 @@ class PromptPooler:
     normalization.
     """
 
-    def __init__(self, pooling: Pooling, projection: Projection | None, token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, pooling: Pooling, projection: Projected | None, token_ids: Sequence[int] = ()) -> None:
         self._pooling, self._projection, self._token_ids = pooling, projection, token_ids
         self._rows: list[Tensor] = []
         self._sum: np.typing.NDArray[np.float32] | None = None

@@ -128,6 +128,8 @@ class PoolingLimits(msgspec.Struct, frozen=True):
     dimensions  sizes that an embedding may be truncated to; empty for any (Matryoshka), None for no truncation.
     labels      name of each score of a classifier.
     concatenates  whether two texts are scored as one concatenated text instead of a pair.
+    reads_both_ways  whether the model is an encoder, whose attention reads whole texts. A text that is cut keeps the
+                special tokens around it, as the tokenizer cuts it, and padding is not read.
     """
 
     task: str
@@ -136,6 +138,7 @@ class PoolingLimits(msgspec.Struct, frozen=True):
     dimensions: list[int] | None = None
     labels: list[str] = []
     concatenates: bool = False
+    reads_both_ways: bool = False
 
     @property
     def is_classifier(self) -> bool:
