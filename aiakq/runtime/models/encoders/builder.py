@@ -141,7 +141,7 @@ class EncoderBuilder(LayerNormBuilder):
     def head_layer(
         self, name: str, n: int, k: int, function: Callable[[Tensor], Tensor] | None = None, bias: bool = True
     ) -> HeadLayer:
-        """Return a linear layer of the head with N outputs and K inputs."""
+        """Return a linear layer of the head, [R, K] -> [R, N]."""
         weight = self.weights.tensor(f"{name}.weight", n, k, dtype=torch.float32)
         return HeadLayer(
             weight, self.weights.tensor(f"{name}.bias", n, dtype=torch.float32) if bias else None, function
@@ -149,5 +149,5 @@ class EncoderBuilder(LayerNormBuilder):
 
 
 def host_function(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the activation function for the name used in config.json. Raises ``unsupported``."""
+    """Return the activation, [R, N] -> [R, N], for the name used in config.json. Raises ``unsupported``."""
     return F.tanh if name == "tanh" else FUNCTIONS[function_name(name)]
