@@ -58,7 +58,7 @@ class PoolingConfig:
     @property
     def every_token(self) -> bool:
         """Whether pooling needs the output of every token of a prompt."""
-        return self.limits.pooling.kind in ("MEAN", "ALL", "STEP")
+        return self.limits.pooling.kind not in ("LAST", "CLS")
 
     @staticmethod
     def from_args(args: EngineArguments, folder: Path, raw: Mapping[str, object]) -> PoolingConfig | None:
