@@ -94,11 +94,15 @@ def encoder_of(architecture: str) -> str | None:
 
 
 def extra_positions(raw: Mapping[str, Any]) -> int:
-    """Return the rows of the table of positions before that of the first token; ``raw`` is of ``encoder_config``.
+    """Return the rows of the table of positions before that of the first token; ``raw`` is of ``encoder_config``,
+    or of transformers.
 
     RoBERTa counts positions from the id of the padding token on, which has a position itself.
     """
-    return int(raw["pad_token_id"]) + 1 if raw.get("model_type") in _PADDED else 0
+    kind, pad = raw.get("model_type"), raw.get("pad_token_id")
+    if kind not in _PADDED:
+        return 0
+    return 2 if pad is None or kind == "mpnet" else int(pad) + 1
 
 
 def encoder_config(raw: Mapping[str, object], base: str) -> dict[str, Any]:
