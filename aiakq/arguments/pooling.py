@@ -31,7 +31,7 @@ class PoolingArguments:
     override_pooler_config: dict[str, object] | None = argument(
         None,
         "Overrides of the model's pooling settings for embeddings or scores, as a JSON object with pooling_type (LAST, "
-        "CLS, MEAN, ALL, STEP), task (embed, classify, token_embed, token_classify), normalize, softmax, "
-        "use_activation and step_tag_id.",
+        "CLS, MEAN, MAX, WEIGHTEDMEAN, MEAN_SQRT_LEN, ALL, STEP), task (embed, classify, token_embed, token_classify), "
+        "normalize, softmax, use_activation and step_tag_id.",
         flags=("--override-pooler-config", "--pooler-config"),
     )

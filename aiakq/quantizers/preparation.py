@@ -25,10 +25,12 @@ from aiakq.quantizers.readers import reader_notes
 from aiakq.quantizers.source_inventory import (
     check_checkpoint,
     check_decoder,
+    check_encoder,
     check_lora,
     check_source,
     dequantized_source,
     is_native,
+    longest_text,
 )
 from aiakq.runtime.device_memory import free_memory
 
@@ -44,6 +46,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     remember_files(checkpoint)
     check_output(options.output, [source], options.overwrite)
     check_checkpoint(checkpoint)
+    check_encoder(options, checkpoint)
     check_lora(options, checkpoint)
     device, *others = _devices(options.device)
     if options.workers > 1 and (others or device.type != "cpu"):
@@ -91,7 +94,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
         head_weights=model.model.get_output_embeddings().weight.numel() if quantized_head else 0,
         tokenizer=tokenizer,
         samples=samples,
-        max_positions=getattr(config, "max_position_embeddings", None),
+        max_positions=longest_text(config),
         activation_budget=free_memory(torch.device("cpu")) / 4 if budget is None else budget * 1e9,
         warnings=tuple(warnings),
         remarks=tuple(remarks),
@@ -139,7 +142,7 @@ def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
 
 def _samples(options: QuantizeOptions, tokenizer: object, config: Any, warnings: list[str]) -> Samples | None:
     """Return calibration samples; None if they would only serve for measurement and are not available."""
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = longest_text(config)
     vocab_size, pad_token_id = config.vocab_size, getattr(config, "pad_token_id", None)
     if positions is not None and positions < options.seqlen:
         warnings.append(f"Calibration samples have {positions} tokens: the model has no more positions.")

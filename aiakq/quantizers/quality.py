@@ -88,6 +88,8 @@ def measure_quality(
     required: bool = False,
 ) -> Comparison | None:
     """Compare the model in ``folder`` with the source; otherwise as ``record_quality``."""
+    if not report.predicts_text:
+        return None
     check = quality_check(prepared, load_scorer)
     try:
         results = check.run(folder, scratch, lambda *step: progress(StageProgress(*step)))

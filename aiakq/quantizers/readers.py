@@ -5,8 +5,8 @@ from __future__ import annotations
 from aiakq import formats
 from aiakq.errors import error
 from aiakq.quantizers.model.source import SourceModel
+from aiakq.quantizers.source_inventory import is_native
 from aiakq.runtime.hf.transformers_fallback import unservable
-from aiakq.runtime.models import ARCHITECTURES
 from aiakq.spec import QuantSpec
 
 
@@ -18,8 +18,7 @@ def reader_notes(model: SourceModel, spec: QuantSpec, trust_remote_code: bool) -
         notes.append(f"{share:.0%} of the blocks' weights are not in linear layers and stay as they are.")
     readers = formats.reader_notes(spec, bool(model.experts.fused))
     architecture = type(model.model).__name__
-    native = bool(model.decoder) or architecture in ARCHITECTURES
-    reason = None if native else unservable(model.model.config, trust_remote_code)
+    reason = None if is_native(model) else unservable(model.model.config, trust_remote_code)
     if reason is None:
         return notes + readers
     if model.experts.fused and readers or model.has_own_linears or not model.has_attention:

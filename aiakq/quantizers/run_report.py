@@ -10,7 +10,7 @@ from aiakq.errors import one_line
 from aiakq.formats.checkpoint_writer import CheckpointWriter
 from aiakq.formats.compressed_tensors_floats import preset
 from aiakq.formats.steps import CommittedStep
-from aiakq.quantizers.model.composite import pipeline_tag
+from aiakq.quantizers.model.composite import pipeline_tag, predicts_text
 from aiakq.quantizers.model.experts import ExpertTokens, expert_warnings
 from aiakq.quantizers.prepared import DTYPE_WORDS, Prepared
 from aiakq.quantizers.recipe import Recipe
@@ -73,6 +73,7 @@ def build_report(
         command=command_line(prepared.options),
         recipe=recipe_document(prepared.options, prepared.recipe, prepared.spec.activation_bits),
         padded=dict(prepared.cut.widths),
+        predicts_text=predicts_text(prepared.checkpoint.config),
         lora=None if prepared.model.adapter is None else prepared.model.adapter.name,
         notes=[
             *_float_notes(spec),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -13,18 +14,27 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.dequantized import dequantized
 from aiakq.formats.inventory import FLOATS
 from aiakq.formats.left_out import describe
-from aiakq.formats.model_folder import ROTATION_KEY, SCALING_METHODS, SOURCE_KEY, has_scaled_inputs
+from aiakq.formats.model_folder import (
+    ROTATION_KEY,
+    SCALING_METHODS,
+    SOURCE_KEY,
+    first_architecture,
+    has_scaled_inputs,
+)
+from aiakq.quantizers.model.composite import predicts_text
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
+from aiakq.runtime.config.encoder_families import encoder_of, extra_positions
 from aiakq.runtime.config.hf_config import check_generation_config
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import check_inventory
-from aiakq.runtime.models import ARCHITECTURES
+from aiakq.runtime.models import is_native as is_native_class
 
 
 def is_native(model: SourceModel) -> bool:
     """Whether aiakq has a native model for this architecture."""
-    return bool(model.decoder) or type(model.model).__name__ in ARCHITECTURES
+    architecture = type(model.model).__name__
+    return bool(model.decoder) or is_native_class(encoder_of(architecture) or architecture)
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> None:
@@ -74,6 +84,37 @@ def check_decoder(options: QuantizeOptions, model: SourceModel) -> None:
             raise error("option_conflict", option=option, other=other, reason=reason, hint=hint)
 
 
+def longest_text(config: Any) -> int | None:
+    """Return the longest text of a model, as its config in transformers says; None if it does not."""
+    rows = getattr(config, "max_position_embeddings", None)
+    return rows if rows is None else rows - extra_positions(config.to_dict())
+
+
+def check_encoder(options: QuantizeOptions, checkpoint: Checkpoint) -> None:
+    """Raise ``option_conflict`` for what needs decoder blocks and an output layer, which an encoder does not have."""
+    if predicts_text(checkpoint.config):
+        return
+    architecture = first_architecture(checkpoint.config)
+    if encoder_of(architecture) in ("GteModel", "NomicBertModel"):
+        what = f"Quantizing {architecture}, whose files name other layers than its class in transformers,"
+        raise error("unsupported", what=what, hint="aiakq serve --quantization int8 rounds it while it is loaded.")
+    recipe, reason = (
+        options.resolved_recipe,
+        "an encoder has no text to predict, and its layers are rounded as they are",
+    )
+    hint = "Use -quant_type weight_only_int8, without these options."
+    refused = {
+        f"-quant_type {options.method}": recipe.needs_inputs or bool(recipe.transforms),
+        "--tune": options.tune,
+        "--rotate": options.rotate != "none",
+        "--lora": options.lora is not None,
+        "--lm-head": options.lm_head is not None,
+    }
+    for option, is_given in refused.items():
+        if is_given:
+            raise error("option_conflict", option=option, other=architecture, reason=reason, hint=hint)
+
+
 def dequantized_source(checkpoint: Checkpoint, storage: torch.dtype) -> tuple[Checkpoint, list[str]]:
     """Return the source with its weights as floats of ``storage``, and notes for the report if it is quantized."""
     spec = checkpoint.spec
@@ -118,8 +159,10 @@ def check_source(model: SourceModel) -> list[str]:
         config = ModelConfig.from_hf(checkpoint.config)
         if model.separate_head:
             config = replace(config, tie_word_embeddings=False)
-        if config.architecture in ARCHITECTURES:
-            warnings += [f"copied, but not used: {part}" for part in describe(check_inventory(config, checkpoint))]
+        if is_native_class(config.architecture):
+            unused = check_inventory(config, checkpoint)
+            if predicts_text(checkpoint.config):  # of an encoder, the head is not known here
+                warnings += [f"copied, but not used: {part}" for part in describe(unused)]
     except AiakqError as problem:
         if problem.id in ("tensor_inventory", "config_key_unsupported"):
             raise

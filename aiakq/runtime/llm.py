@@ -18,7 +18,7 @@ from aiakq.runtime.multimodal.offline import OfflineImages, check_not_truncated,
 from aiakq.runtime.offline import OutputBuilder, RequestOutputBuilder
 from aiakq.runtime.offline_checks import OfflineChecks
 from aiakq.runtime.offline_prompts import Prompt, listed_prompts
-from aiakq.runtime.pooling.offline import PooledOutputBuilder, PoolingMethods
+from aiakq.runtime.pooling.offline import PooledOutputBuilder, PoolingMethods, TextPair, whole_prompt
 from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
 from aiakq.runtime.protocol.output import StepOutput
 from aiakq.runtime.protocol.pooling_params import PoolingLimits, PoolingParams
@@ -110,16 +110,22 @@ class LLM(PoolingMethods):
     def _pool(
         self,
         builder: Callable[[Request], PooledOutputBuilder[Result]],
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | TextPair],
         params: PoolingParams | None,
         truncate_prompt_tokens: int | None,
         use_tqdm: bool,
     ) -> list[Result]:
         """See PoolingMethods."""
-        pooling = self._pooling_limits().resolve(params or PoolingParams())
-        nothing = SamplingParams(max_tokens=0, detokenize=False, truncate_prompt_tokens=truncate_prompt_tokens)
+        limits = self._pooling_limits()
+        pooling = limits.resolve(params or PoolingParams())
+        nothing = SamplingParams(
+            max_tokens=0,
+            detokenize=False,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            truncation_side="right" if limits.reads_both_ways else None,
+        )
         options = [RequestOptions(cache_salt=_salt(prompt), pooling=pooling) for prompt in prompts]
-        read = [self._read(prompt, f"prompts[{number}]") for number, prompt in enumerate(prompts)]
+        read = [self._read_pooled(prompt, number, nothing) for number, prompt in enumerate(prompts)]
         return self._run(self._requests(read, [nothing] * len(read), options), builder, use_tqdm)
 
     def chat(  # noqa: PLR0913  the parameters of vLLM
@@ -199,6 +205,15 @@ class LLM(PoolingMethods):
                 hint="Give one for all, or one for each.",
             )
         return list(values)
+
+    def _read_pooled(self, prompt: Prompt | TextPair, number: int, params: SamplingParams) -> TokenizedPrompt:
+        """Tokenize a prompt that is pooled, which may be a pair of texts."""
+        whole = self._tokenized(whole_prompt, self.tokenizer, prompt, params, self.engine.limits)
+        if whole is not None:
+            return whole
+        if isinstance(prompt, TextPair):
+            return TokenizedPrompt(None, self._tokenized(self.tokenizer.encode_pair, *prompt))
+        return self._read(prompt, f"prompts[{number}]")
 
     def _read(self, prompt: Prompt, place: str) -> TokenizedPrompt:
         """Tokenize a prompt; ``place`` is its name in errors."""
@@ -349,6 +364,6 @@ def _conversations_of(messages: object) -> list[list[dict[str, object]]]:
     return list(conversations)
 
 
-def _salt(prompt: Prompt) -> str:
+def _salt(prompt: Prompt | TextPair) -> str:
     """Return the cache salt of a prompt."""
     return str(prompt.get("cache_salt") or "") if isinstance(prompt, dict) else ""

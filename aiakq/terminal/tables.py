@@ -271,7 +271,8 @@ def _quality(report: QuantizeReport) -> dict[str, object]:
     """Return rows about the comparison with the source on the first text, if there was one."""
     before, after = report.perplexity_before, report.perplexity_after
     if before is None or after is None:
-        return {"quality": "not measured; aiakq eval measures it"}
+        how = "; aiakq eval measures it" if report.predicts_text else ": compare the results of your own texts"
+        return {"quality": f"not measured{how}"}
     first = report.evaluations[0] if report.evaluations else {}
 
     def interval(key: str, shown: Callable[[float], str]) -> str:

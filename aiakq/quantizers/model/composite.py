@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import first_architecture
+from aiakq.runtime.config.encoder_families import encoder_of
 from aiakq.runtime.config.text_part import has_text_part, text_part
 from aiakq.runtime.models import ARCHITECTURES
 
@@ -30,9 +31,17 @@ def is_composite(config: Mapping[str, object]) -> bool:
 
 def pipeline_tag(config: Mapping[str, object]) -> str:
     """Return the hub's word for what the model of this config.json does."""
+    if not predicts_text(config):
+        architecture = first_architecture(config)
+        return "text-classification" if architecture.endswith("ForSequenceClassification") else "feature-extraction"
     if not is_composite(config):
         return _TEXT
     return "audio-text-to-text" if "audio_config" in config else "image-text-to-text"
+
+
+def predicts_text(config: Mapping[str, object]) -> bool:
+    """Whether the model of this config.json predicts text; encoders do not."""
+    return encoder_of(first_architecture(config)) is None
 
 
 def checked_decoder(config: Mapping[str, object]) -> dict[str, object]:

@@ -11,9 +11,10 @@ from torch import nn
 
 from aiakq.errors import error
 from aiakq.formats.checkpoint import Checkpoint
-from aiakq.formats.model_folder import check_files
+from aiakq.formats.model_folder import check_files, first_architecture
 from aiakq.quantizers.model.composite import checked_decoder, is_composite
 from aiakq.quantizers.model.groups import block_linears
+from aiakq.runtime.config.encoder_families import encoder_of
 from aiakq.runtime.config.model import check_config, check_sizes
 
 
@@ -51,6 +52,8 @@ def skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[st
             setattr(config.get_text_config(), key, new)
         with init_empty_weights(include_buffers=False):
             family: Any = transformers.AutoModelForMultimodalLM if composite else transformers.AutoModelForCausalLM
+            if (encoder := encoder_class(config_json)) is not None:
+                family = encoder
             model = family.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     except Exception as problem:
         # Classes of configs and models may raise anything for a wrong value.
@@ -58,6 +61,19 @@ def skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[st
         architecture = (config_json.get("architectures") or [config_json.get("model_type")])[0]
         raise _unsupported(architecture, f"transformers cannot build it: {reason}") from problem
     return model.eval()
+
+
+def encoder_class(config: Mapping[str, object]) -> Any | None:
+    """Return the class in transformers of the encoder of a config.json; None for a decoder."""
+    import transformers
+
+    architecture = first_architecture(config)
+    if encoder_of(architecture) is None:
+        return None
+    suffix = next(
+        (each for each in ("ForSequenceClassification", "ForMaskedLM", "ForPreTraining") if each in architecture), ""
+    )
+    return getattr(transformers, f"AutoModel{suffix}")
 
 
 def find_decoder(model: Any, config: Mapping[str, object]) -> tuple[str, nn.Module]:

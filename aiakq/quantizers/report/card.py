@@ -30,6 +30,12 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _INHERITED = ("license", "license_name", "license_link", "language")
 #: The hub's word for what models without towers do.
 _TEXT_ONLY = "text-generation"
+#: What a model does -> transformers' classes for it; others read more than text.
+_CLASSES = {
+    _TEXT_ONLY: ("AutoModelForCausalLM", "AutoTokenizer"),
+    "text-classification": ("AutoModelForSequenceClassification", "AutoTokenizer"),
+    "feature-extraction": ("AutoModel", "AutoTokenizer"),
+}
 #: Maximum bytes of a card that are read; front matter that does not end within them is ignored.
 _MAX_BYTES = 1 << 16
 
@@ -205,9 +211,7 @@ def _transformers(readers: Readers, tag: str) -> str:
     if readers.packages is None:
         return ""
     note = f"\n{readers.transformers_note}\n" if readers.transformers_note else ""
-    model, inputs = "AutoModelForCausalLM", "AutoTokenizer"
-    if tag != _TEXT_ONLY:
-        model, inputs = "AutoModelForMultimodalLM", "AutoProcessor"
+    model, inputs = _CLASSES.get(tag, ("AutoModelForMultimodalLM", "AutoProcessor"))
     return f"""\
 With transformers (`pip install {readers.packages}`):
 

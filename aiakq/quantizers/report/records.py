@@ -47,6 +47,7 @@ class QuantizeReport:
     resumed_from        number of steps reused from an interrupted run.
     command             the command line that created it, None from Python; ``created`` is its time in UTC.
     recipe              the recipe that repeats the run (``--recipe``).
+    predicts_text       whether the model predicts text, of which the quality is measured; encoders do not.
     padded              MLP widths padded with zeros: key of config.json -> (before, after).
     tuned               outcome of ``--tune``; None without.
     lora                name of the folder of the LoRA adapter that was merged into the weights first.
@@ -74,6 +75,7 @@ class QuantizeReport:
     experts: list[ExpertTokens] = field(default_factory=list)
     perplexity_before: float | None = None
     perplexity_after: float | None = None
+    predicts_text: bool = True
     kl: float | None = None
     top1_agreement: float | None = None
     evaluation_text: str | None = None

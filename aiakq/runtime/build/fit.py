@@ -20,7 +20,7 @@ from aiakq.runtime.loader.memory_check import weight_bytes
 from aiakq.runtime.loader.opening import open_weights
 from aiakq.runtime.loader.required import build_without_weights
 from aiakq.runtime.loader.rounding import RoundingAtLoad
-from aiakq.runtime.models import ARCHITECTURES
+from aiakq.runtime.models import is_native
 from aiakq.spec import QuantSpec
 
 #: Name -> bits of a weight with its part of scales of 16 bits: a scale per row, or for every 128 inputs.
@@ -90,7 +90,7 @@ def fit(
     if wanted is not None and wanted > config.max_model_len:
         expected = f"at most {config.max_model_len}, the context of the model"
         raise error("bad_option", option="--fit-context", value=wanted, expected=expected, hint="")
-    if config.architecture not in ARCHITECTURES:
+    if not is_native(config.architecture):
         raise error("unsupported", what=f"--fit for {config.architecture}, which has no native model,", hint="")
     ops = PlannedOps(open_weights(config).ops)
     _, built = build_without_weights(config.model, checkpoint, ops)

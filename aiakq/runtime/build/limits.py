@@ -61,4 +61,4 @@ def _pooling_limits(config: EngineConfig, model: Model) -> PoolingLimits | None:
     if config.pooling is None:
         return None
     assert isinstance(model, Decoder), "only native models are pooled"
-    return config.pooling.limits_of(model.output_width)
+    return config.pooling.limits_of(config.pooling.num_labels or model.output_width)

@@ -16,7 +16,7 @@ from aiakq.runtime.loader.memory_check import check_weights_fit
 from aiakq.runtime.loader.opening import CheckpointWeights, DummyWeights, weights_for
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.lora.quantized_base import QuantizedBase
-from aiakq.runtime.models import ARCHITECTURES, FAMILIES
+from aiakq.runtime.models import FAMILIES, family_module, is_native
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.models.stage import whole_model
 from aiakq.runtime.multimodal.parts import media_limits
@@ -36,7 +36,7 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
     if config.model.stored_head and first:
         logger.warning("%s", separate_head_remark(config.model.stored_head))
     architecture = config.model.architecture
-    if architecture not in ARCHITECTURES or config.load.model_impl == "transformers":
+    if not is_native(architecture) or config.load.model_impl == "transformers":
         return _load_through_transformers(config, share)
     weights = weights_for(config, share.collective)
     for remark in weights.checkpoint.remarks if first and isinstance(weights, CheckpointWeights) else ():
@@ -49,7 +49,7 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
             base = QuantizedBase.read(Path(weights.checkpoint.path), weights.checkpoint.config)
         weights.adapters = AdaptableLayers(config.scheduler.lora, base)
     weights.stage = stage_of(config, share, weights.checkpoint if isinstance(weights, CheckpointWeights) else None)
-    model = ARCHITECTURES.load(architecture).build(config.model, weights)
+    model = family_module(architecture).build(config.model, weights)
     if model.stage != (weights.stage or whole_model(config.model.num_layers)):
         reason = "it cannot be distributed by layers, because it builds all of them"
         raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
@@ -60,7 +60,7 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
 def _load_through_transformers(config: EngineConfig, share: ModelShare) -> tuple[Model, dict[str, str]]:
     """Load a model without a native implementation, or with ``--model-impl transformers``. See ``load_model``."""
     architecture = config.model.architecture
-    native = architecture in ARCHITECTURES
+    native = is_native(architecture)
     reason = None
     if config.pooling is not None and not native:
         architecture, reason = config.pooling.stated, "aiakq pools native models only, and has none for it"

@@ -83,14 +83,19 @@ class EngineConfig:
         if args.disable_sliding_window:
             model = replace(model, sliding_windows=(None,) * model.num_layers)
         device = DeviceConfig.from_args(args, raw)
+        reads_both_ways = pooling is not None and pooling.limits.reads_both_ways
+        cache = CacheConfig.from_args(args, device, model.is_recurrent)
+        if reads_both_ways:
+            cache = replace(cache, enable_prefix_caching=False)  # every token depends on those behind it, too
+        on_cpu = device.device.type == "cpu"
         config = EngineConfig(
             model=model,
             load=load,
             spec=spec,
             tokenizer=TokenizerSource.from_args(args, load.path),
             device=device,
-            cache=CacheConfig.from_args(args, device, model.is_recurrent),
-            scheduler=SchedulerConfig.from_args(args, max_model_len, device.device.type == "cpu", model.is_recurrent),
+            cache=cache,
+            scheduler=SchedulerConfig.from_args(args, max_model_len, on_cpu, model.is_recurrent, reads_both_ways),
             parallel=ParallelConfig.from_args(args, device.device.type),
             compilation=CompilationConfig.from_args(args),
             generation=GenerationConfig.from_args(load.path, args, raw, model.vocab_size),

@@ -17,6 +17,7 @@ from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import COUNT, OBJECT, SWITCH, malformed, read_value
 from aiakq.formats.quantization_config import CONFIG_KEYS, MLX_KEY
+from aiakq.runtime.config.encoder_families import ENCODER_FAMILIES, ENCODER_TYPES, encoder_config, encoder_of
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.family_keys import REQUIRED, Family
 
@@ -297,7 +298,7 @@ def completed(raw: Mapping[str, object], architecture: str) -> dict[str, Any]:
     ``model_malformed`` for values of another type than their key's.
     """
     kind = model_type_of(raw, architecture)
-    family = FAMILIES.get(kind)
+    family = (ENCODER_FAMILIES if architecture in ENCODER_TYPES else FAMILIES).get(kind)
     if family is None:
         return dict(raw)
     config = _one_spelling(raw, family)
@@ -318,7 +319,9 @@ def check_keys(raw: Mapping[str, object]) -> None:
     text, names = raw.get("text_config"), raw.get("architectures")
     if isinstance(text, Mapping):
         raw, names = text, None
-    completed(with_floats(dict(raw)), str(names[0]) if isinstance(names, list) and names else "")
+    config, architecture = with_floats(dict(raw)), str(names[0]) if isinstance(names, list) and names else ""
+    encoder = encoder_of(architecture)
+    completed(config if encoder is None else encoder_config(config, encoder), encoder or architecture)
 
 
 def with_floats(value: object) -> Any:

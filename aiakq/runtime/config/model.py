@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiakq.arguments.engine import EngineArguments
@@ -15,6 +15,7 @@ from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import SIZE, malformed, read_value
 from aiakq.formats.model_folder import first_architecture
+from aiakq.runtime.config.encoder_families import encoder_config, encoder_of, extra_positions
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
 from aiakq.runtime.config.recurrent_families import PATTERN
@@ -127,6 +128,9 @@ class ModelConfig:
         """
         try:
             config = with_floats(text_part(raw))
+            base = encoder_of(first_architecture(config))
+            if base is not None:
+                return _encoder_config(encoder_config(config, base), base)
             return _model_config(completed(config, first_architecture(config)))
         except (
             TypeError,
@@ -172,6 +176,12 @@ class ModelConfig:
         if kind not in self.rope:
             raise error("model_malformed", file="config.json", reason=f"rope_parameters has no {kind}")
         return kind, self.rope[kind]
+
+
+def _encoder_config(raw: Mapping[str, object], base: str) -> ModelConfig:
+    model = _model_config(completed(raw, base))
+    positions = model.max_position - extra_positions(model.raw)
+    return replace(model, max_position=positions, context=positions, num_positions=positions)
 
 
 def _model_config(raw: Mapping[str, object]) -> ModelConfig:

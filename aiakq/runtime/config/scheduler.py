@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiakq.arguments.argument import part_of
 from aiakq.arguments.engine import EngineArguments, SchedulerArguments
@@ -45,11 +45,18 @@ class SchedulerConfig(SchedulerArguments):
 
     @staticmethod
     def from_args(
-        args: EngineArguments, max_model_len: int, on_cpu: bool, is_recurrent: bool = False
+        args: EngineArguments,
+        max_model_len: int,
+        on_cpu: bool,
+        is_recurrent: bool = False,
+        reads_both_ways: bool = False,
     ) -> SchedulerConfig:
         """is_recurrent: whether the model has recurrent layers, which need states for every running sequence.
+        reads_both_ways: whether it is an encoder, whose texts are computed in one step each.
 
         Raises ``option_conflict`` for limits that do not go together."""
+        if reads_both_ways:
+            args = _with_whole_prompts(args, max_model_len)
         _check_partial_prefills(args)
         # vLLM's default for concurrent partial prefills.
         share = int(max_model_len * 0.04) if args.max_num_partial_prefills > 1 else 0
@@ -64,6 +71,20 @@ class SchedulerConfig(SchedulerArguments):
             "lora": LoraConfig.from_args(args),
         }
         return SchedulerConfig(**part_of(SchedulerConfig, args) | settled)
+
+
+def _with_whole_prompts(args: EngineArguments, max_model_len: int) -> EngineArguments:
+    """Return the arguments of an encoder, whose prompts are never split. Raises ``option_conflict``."""
+    budget = args.max_num_batched_tokens
+    if budget and budget < max_model_len:
+        raise error(
+            "option_conflict",
+            option=f"--max-num-batched-tokens {budget}",
+            other="an encoder",
+            reason=f"it computes a text of up to {max_model_len} tokens in one step",
+            hint=f"Raise it to {max_model_len}, or lower --max-model-len.",
+        )
+    return replace(args, enable_chunked_prefill=False, max_num_partial_prefills=1, max_long_partial_prefills=1)
 
 
 def _async_scheduling(args: EngineArguments, on_cpu: bool) -> bool:

@@ -15,6 +15,7 @@ from aiakq.runtime.executor.cuda_graphs import DecodeGraphs, sizes
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.models.encoders.encoder import EncoderModel
 from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
 
 #: Operations that not every implementation computes in a way that can be recorded -> those that do, by device. Products
@@ -62,6 +63,8 @@ def _captured(
     """Return the captured step, or None and the reason why it cannot be captured."""
     if not isinstance(model, Decoder):
         return None, "the model runs through transformers"
+    if isinstance(model, EncoderModel):
+        return None, "attention over whole texts is computed by torch"
     device = next(tensor for cache in caches for tensor in cache).device
     for operation, implementations in RECORDED.items():
         if unsupported := model.ops.selected(operation) - implementations.get(device.type, set()):

@@ -16,7 +16,7 @@ from aiakq.kernels.selection import Selection
 from aiakq.kernels.types import AttentionSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import build_without_weights
-from aiakq.runtime.models import ARCHITECTURES
+from aiakq.runtime.models import is_native
 
 __all__ = ["Plan", "describe_left_out", "describe_linear_layers", "describe_operations", "plan", "separate_head_remark"]
 
@@ -88,7 +88,7 @@ def plan(checkpoint: Checkpoint, ops: PlannedOps, config: ModelConfig | None = N
     unused: set[str] = set()
     try:
         config = config or ModelConfig.from_hf(checkpoint.config)
-        if config.architecture in ARCHITECTURES:
+        if is_native(config.architecture):
             required, model = build_without_weights(config, checkpoint, ops)
             found, unused = comparison(checkpoint, required)
             differences = tuple(found)
@@ -105,7 +105,7 @@ def plan(checkpoint: Checkpoint, ops: PlannedOps, config: ModelConfig | None = N
 
 def support(architecture: str, refusal: Callable[[], str | None]) -> str:
     """Describe what computes models of an architecture; ``refusal`` returns why transformers' class cannot, or None."""
-    if architecture in ARCHITECTURES:
+    if is_native(architecture):
         return "native"
     reason = refusal()
     return "through transformers (--model-impl transformers)" if reason is None else f"not served: {reason}"

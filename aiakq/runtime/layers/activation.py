@@ -23,8 +23,13 @@ _FUNCTIONS = {
 
 def activation(name: str, ops: Ops) -> Activation:
     """Return the activation function for the name used in config.json. Raises ``unsupported``."""
+    return ops.activation(function_name(name))
+
+
+def function_name(name: str) -> str:
+    """Return the name in kernels/ops/activation.py for the name used in config.json. Raises ``unsupported``."""
     if name not in _FUNCTIONS:
         what = f"The activation function {name!r:.64} (in config.json)"
         hint = f"Supported: {', '.join(_FUNCTIONS)}; or use --model-impl transformers."
         raise error("unsupported", what=what, hint=hint)
-    return ops.activation(_FUNCTIONS[name])
+    return _FUNCTIONS[name]

@@ -13,7 +13,7 @@ from aiakq.runtime.device_memory import free_memory
 from aiakq.runtime.loader.dummy_weights import stored_dtype
 from aiakq.runtime.loader.required import LimitExceeded, RequiredWeights
 from aiakq.runtime.loader.rounding import RoundingAtLoad
-from aiakq.runtime.models import ARCHITECTURES
+from aiakq.runtime.models import family_module, is_native
 
 _FLOATS = ("F32", "F64", "BF16", "F16")
 _MAX_TENSORS = 1_000_000
@@ -84,11 +84,11 @@ def _served(info: TensorInfo, width: int) -> int:
 
 
 def _dummy_bytes(config: EngineConfig) -> int:
-    if config.model.architecture not in ARCHITECTURES:
+    if not is_native(config.model.architecture):
         return 0
     weights = RequiredWeights(_NoTensors(), limit=_MAX_TENSORS)  # type: ignore[arg-type]
     try:
-        ARCHITECTURES.load(config.model.architecture).build(config.model, weights)
+        family_module(config.model.architecture).build(config.model, weights)
     except (LimitExceeded, AiakqError, RuntimeError):
         return 0
     width = min(config.device.dtype.itemsize, stored_dtype(config).itemsize)

@@ -20,7 +20,7 @@ from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.kernels.types import QWeight
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.lora.layers import is_adaptable
-from aiakq.runtime.models import ARCHITECTURES
+from aiakq.runtime.models import family_module, unused_tensors
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.models.stage import Stage
 
@@ -162,7 +162,7 @@ def build_without_weights(
     weights = RequiredWeights(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
     if ops is not None:
         weights.ops = ops
-    build = ARCHITECTURES.load(config.architecture).build
+    build = family_module(config.architecture).build
     try:
         model = build(config, weights)
     except (LimitExceeded, RuntimeError):
@@ -172,8 +172,9 @@ def build_without_weights(
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as problem:
         reason = f"{type(problem).__name__}: {problem}"  # a value of the config has the wrong type
         raise error("model_malformed", file="config.json", reason=reason[:200]) from problem
+    weights.required.unused = unused_tensors(config.architecture)
     if config.head is not None:
-        weights.required.unused = OUTPUT_LAYERS
+        weights.required.unused += OUTPUT_LAYERS
     weights.required.beside = prediction_layers(checkpoint.inventory, config.num_layers)
     return weights.required, model
 
@@ -181,7 +182,7 @@ def build_without_weights(
 def adaptable_modules(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     """Return the linear layers of the whole model that LoRA adapters may modify: name -> outputs N and inputs K."""
     weights = RequiredWeights(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
-    ARCHITECTURES.load(config.architecture).build(config, weights)
+    family_module(config.architecture).build(config, weights)
     return weights.modules
 
 

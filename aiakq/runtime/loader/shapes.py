@@ -15,7 +15,7 @@ from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import Part, RequiredWeights
-from aiakq.runtime.models import ARCHITECTURES, FAMILIES
+from aiakq.runtime.models import FAMILIES, family_module, is_native
 
 
 @dataclass
@@ -55,7 +55,7 @@ def linear_shapes(config: ModelConfig, checkpoint: Checkpoint) -> list[tuple[str
 
     Raises ``model_unsupported``.
     """
-    if config.architecture not in ARCHITECTURES:
+    if not is_native(config.architecture):
         raise error(
             "model_unsupported",
             architecture=config.architecture,
@@ -63,5 +63,5 @@ def linear_shapes(config: ModelConfig, checkpoint: Checkpoint) -> list[tuple[str
             known=FAMILIES,
         )
     recorder = ShapeRecorder(checkpoint, limit=4 * len(checkpoint.inventory) + 1000)
-    ARCHITECTURES.load(config.architecture).build(config, recorder)
+    family_module(config.architecture).build(config, recorder)
     return recorder.shapes

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiakq.registry import Registry
+from aiakq.runtime.models.encoders import ENCODERS, UNUSED
 
 if TYPE_CHECKING:
     from aiakq.runtime.models.decoder import FamilyModule
@@ -81,3 +82,18 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
 
 #: All families, those of plugins included, for error messages.
 FAMILIES = ", ".join(sorted(name.removesuffix("ForCausalLM") for name in ARCHITECTURES))
+
+
+def is_native(architecture: str) -> bool:
+    """Whether aiakq computes ``architecture`` itself: a decoder, or an encoder without its head."""
+    return architecture in ARCHITECTURES or architecture in ENCODERS
+
+
+def unused_tensors(architecture: str) -> tuple[str, ...]:
+    """Return prefixes of tensors that files of ``architecture`` may have and the model does not compute with."""
+    return UNUSED if architecture in ENCODERS else ()
+
+
+def family_module(architecture: str) -> FamilyModule:
+    """Return the module that builds ``architecture``. Raises KeyError for one that is not native, and ``plugin``."""
+    return (ENCODERS if architecture in ENCODERS else ARCHITECTURES).load(architecture)

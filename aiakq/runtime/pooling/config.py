@@ -14,6 +14,7 @@ from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import malformed, read_value
 from aiakq.formats.model_folder import first_architecture, read_json
+from aiakq.runtime.config.encoder_families import encoder_of
 from aiakq.runtime.pooling.sentence_transformers import (
     CrossEncoder,
     DenseModule,
@@ -57,7 +58,7 @@ class PoolingConfig:
     @property
     def every_token(self) -> bool:
         """Whether pooling needs the output of every token of a prompt."""
-        return self.limits.pooling.kind in ("MEAN", "ALL", "STEP")
+        return self.limits.pooling.kind not in ("LAST", "CLS")
 
     @staticmethod
     def from_args(args: EngineArguments, folder: Path, raw: Mapping[str, object]) -> PoolingConfig | None:
@@ -84,7 +85,10 @@ class PoolingConfig:
             return None
         if args.model_impl == "transformers":
             raise _conflict("--model-impl transformers", f"--task {task}", "only native models can be pooled")
-        _check_causal(raw)
+        if encoder_of(architecture) is None:
+            _check_causal(raw)
+        else:
+            _check_encoder(args, architecture)
         return _pooled(task, architecture, folder, raw, modules, args.override_pooler_config or {})
 
     def limits_of(self, width: int) -> PoolingLimits:
@@ -131,6 +135,8 @@ def _task_of(architecture: str, raw: Mapping[str, object], modules: SentenceTran
         return "embed"
     if architecture.endswith(_CLASSIFIER):
         return "score" if len(_labels(raw)) == 1 else "classify"
+    if encoder_of(architecture) is not None:
+        return "embed"
     return "embed" if architecture.endswith("Model") and not architecture.endswith(_GENERATORS) else "generate"
 
 
@@ -139,6 +145,23 @@ def _check_generates(architecture: str) -> None:
         raise _conflict(
             "--task generate", architecture, "that is no language model; --task classify or score serves it"
         )
+    if encoder_of(architecture) is not None:
+        raise _conflict("--task generate", architecture, "an encoder generates no text; --task embed serves it")
+
+
+def _check_encoder(args: EngineArguments, architecture: str) -> None:
+    """Raise ``option_conflict`` for what encoders do not have."""
+    given = {
+        "--tensor-parallel-size": args.tensor_parallel_size > 1,
+        "--pipeline-parallel-size": args.pipeline_parallel_size > 1,
+        "--enable-lora": args.enable_lora,
+        "--speculative-config": args.speculative_config is not None,
+        "--disable-sliding-window": args.disable_sliding_window,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            reason = "an encoder computes whole texts in one process, with its own weights"
+            raise _conflict(option, architecture, reason, "Leave it out; replicas share the load of several texts.")
 
 
 def _check_causal(raw: Mapping[str, object]) -> None:
@@ -156,7 +179,9 @@ def _check_causal(raw: Mapping[str, object]) -> None:
 
 
 def _family(architecture: str) -> str:
-    """Return the generative class of a family, given any of its classes."""
+    """Return the generative class of a family, given any of its classes; of an encoder, that without a head."""
+    if (encoder := encoder_of(architecture)) is not None:
+        return encoder
     if architecture.endswith(_GENERATORS) or not architecture.endswith((_CLASSIFIER, "Model")):
         return architecture
     stem = architecture.removesuffix(_CLASSIFIER).removesuffix("Model").removesuffix("Text")
@@ -184,7 +209,11 @@ def _pooled(
         raise _conflict("--task score", architecture, reason, "--task classify serves it.")
     tokens = _label_tokens(folder, raw) if is_classifier else None
     pairs = read_cross_encoder(folder) if is_classifier and tokens is None else CrossEncoder()
-    pooling = _override(_default(task, raw, modules, pairs, len(labels)), override, bool(labels))
+    default = _default(task, raw, modules, pairs, len(labels))
+    pooling = _override(default, override, bool(labels))
+    encodes = encoder_of(architecture) is not None
+    if encodes and is_classifier and pooling.kind != default.kind:
+        raise _bad_override(f"pooling_type: {pooling.kind}", f"{default.kind}, which the model's labels are read from")
     dense = () if modules is None or task != "embed" else modules.dense
     return PoolingConfig(
         limits=PoolingLimits(
@@ -194,6 +223,7 @@ def _pooled(
             dimensions=_dimensions(raw) if task == "embed" else None,
             labels=labels,
             concatenates=tokens is not None,
+            reads_both_ways=encodes,
         ),
         num_labels=len(labels),
         label_tokens=tokens,
@@ -210,10 +240,14 @@ def _default(
     """Return the default pooling of a model, from its files or else vLLM's defaults."""
     if task == "reward":
         return Pooling("ALL")
+    encoder = encoder_of(first_architecture(raw))
     if num_labels:
-        return Pooling("LAST", activation=_activation(raw, pairs, num_labels))
+        means = encoder == "ModernBertModel" and raw.get("classifier_pooling") == "mean"
+        kind = "LAST" if encoder is None else "MEAN" if means else "CLS"
+        return Pooling(kind, activation=_activation(raw, pairs, num_labels))
     if modules is None:
-        return Pooling("LAST", normalize=True)
+        # sentence-transformers, too, takes the mean of an encoder's outputs if nothing is configured.
+        return Pooling("LAST" if encoder is None else "MEAN", normalize=True)
     return Pooling(modules.pooling, normalize=modules.normalize)
 
 

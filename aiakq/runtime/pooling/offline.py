@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -20,10 +20,14 @@ from aiakq.runtime.pooling.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
+from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.pooling_params import Pooled, PoolingLimits, PoolingParams, paired, similarity
+from aiakq.runtime.protocol.request import Prompt as TokenizedPrompt
 from aiakq.runtime.protocol.request import Request
-from aiakq.runtime.text.output_processor import Delta
+from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.text.output_processor import Delta, check_truncation
 from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.runtime.text.whole_texts import encode_whole
 
 Output = TypeVar("Output")
 
@@ -53,6 +57,30 @@ class PooledOutputBuilder(Generic[Output]):
         return self._kind(request.id, self._convert(last.pooled), request.prompts[0].token_ids, last.num_cached_tokens)
 
 
+class TextPair(NamedTuple):
+    """Two texts that are one prompt."""
+
+    one: str
+    two: str
+
+
+def whole_prompt(
+    tokenizer: Tokenizer, prompt: Prompt | TextPair, params: SamplingParams, limits: ModelLimits
+) -> TokenizedPrompt | None:
+    """Return a prompt as an encoder reads it; None if it is token ids, or the model no encoder.
+
+    Raises as ``encode_whole``, and ``value_out_of_range`` for a ``truncate_prompt_tokens`` beyond the context.
+    """
+    text = prompt.get("prompt") if isinstance(prompt, dict) and prompt.get("prompt_token_ids") is None else prompt
+    if not isinstance(text, str | TextPair) or limits.pooling is None or not limits.pooling.reads_both_ways:
+        return None
+    check_truncation(params, limits)
+    keep, texts = params.truncate_prompt_tokens, (text,) if isinstance(text, str) else text
+    longest = min(limits.max_model_len, limits.max_kv_tokens)
+    ids, second = encode_whole(tokenizer, texts, longest if keep == -1 else keep)
+    return TokenizedPrompt(text if isinstance(text, str) else None, ids, second_text=second)
+
+
 class PoolingMethods:
     """Methods of ``LLM`` that pool prompts instead of generating text.
 
@@ -69,7 +97,7 @@ class PoolingMethods:
     def _pool(
         self,
         builder: Callable[[Request], PooledOutputBuilder[Output]],
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | TextPair],
         params: PoolingParams | None,
         truncate_prompt_tokens: int | None,
         use_tqdm: bool,
@@ -133,9 +161,8 @@ class PoolingMethods:
         limits.check_scores()
         pairs = paired([text_1] if isinstance(text_1, str) else text_1, [text_2] if isinstance(text_2, str) else text_2)
         if limits.is_classifier:
-            encode = self.tokenizer.encode_pair
-            prompts: list[Prompt] = [
-                one + two if limits.concatenates else {"prompt_token_ids": encode(one, two)} for one, two in pairs
+            prompts: list[Prompt | TextPair] = [
+                one + two if limits.concatenates else TextPair(one, two) for one, two in pairs
             ]
             return self._pool(_scored, prompts, None, truncate_prompt_tokens, use_tqdm)
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))

@@ -17,4 +17,11 @@ def new_part(config: EngineConfig, model: Model, samples: bool) -> PoolingPart |
     from aiakq.runtime.pooling.pooler import PoolingPart
     from aiakq.runtime.pooling.projection import Projection
 
-    return PoolingPart(Projection.load(config.load.path, config.pooling.dense))
+    projection = Projection.load(config.load.path, config.pooling.dense)
+    if not config.pooling.limits.reads_both_ways:
+        return PoolingPart(projection)
+    from aiakq.runtime.models.encoders.encoder import EncoderModel
+    from aiakq.runtime.pooling.encoder_part import EncoderPart
+
+    assert isinstance(model, EncoderModel), "the other families read from left to right"
+    return EncoderPart(projection, model)

@@ -15,15 +15,17 @@ from torch import Tensor
 
 from aiakq.runtime.executor.output_reader import FillResult, ModelOutput
 from aiakq.runtime.executor.sequences import SequenceState
-from aiakq.runtime.pooling.projection import Projection
-from aiakq.runtime.protocol.pooling_params import Pooled, Pooling
+from aiakq.runtime.protocol.pooling_params import REDUCTIONS, Pooled, Pooling
 from aiakq.runtime.protocol.step import NOT_FINITE, Chunk, ChunkResult
+
+#: Pooled rows [R, K] float32 on the host -> [R, N]: Dense modules, or the head of an encoder.
+Projected = Callable[[Tensor], Tensor]
 
 
 class PoolingPart:
     """The ``ExecutorPart`` that gives sequences their poolers; ``projection`` is that of all."""
 
-    def __init__(self, projection: Projection | None) -> None:
+    def __init__(self, projection: Projected | None) -> None:
         self._projection = projection
 
     def handlers(self) -> Mapping[type, Callable[[Any], Any]]:
@@ -42,10 +44,10 @@ class PromptPooler:
     normalization.
     """
 
-    def __init__(self, pooling: Pooling, projection: Projection | None, token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, pooling: Pooling, projection: Projected | None, token_ids: Sequence[int] = ()) -> None:
         self._pooling, self._projection, self._token_ids = pooling, projection, token_ids
         self._rows: list[Tensor] = []
-        self._sum: np.typing.NDArray[np.float32] | None = None
+        self._sum: np.typing.NDArray[np.float64] | None = None  # or the largest values
         self._count = 0
         self._end: int | None = None
 
@@ -74,16 +76,20 @@ class PromptPooler:
         self._end = first + count
         if not len(rows):
             return
-        if self._pooling.kind != "MEAN":
+        kind = self._pooling.kind
+        if kind not in REDUCTIONS:
             self._rows.append(rows)
             return
         numbers = rows.numpy()
         if self._sum is None:
-            self._sum = np.zeros(numbers.shape[1])
+            self._sum = np.full(numbers.shape[1], -np.inf) if kind == "MAX" else np.zeros(numbers.shape[1])
         # Row by row, so that rounding does not depend on chunk boundaries.
         for row in numbers:
-            self._sum += row
-        self._count += len(numbers)
+            self._count += 1
+            if kind == "MAX":
+                np.maximum(self._sum, row, out=self._sum)
+            else:
+                self._sum += self._count * row.astype(np.float64) if kind == "WEIGHTEDMEAN" else row
 
     def result(self, width: int) -> tuple[Pooled | None, str | None]:
         """Return the pooled result after the whole prompt, or None and the reason of failure.
@@ -109,4 +115,6 @@ class PromptPooler:
     def _pooled(self) -> Tensor:
         if self._sum is None:
             return torch.cat(self._rows)
-        return torch.from_numpy((self._sum / self._count).astype(np.float32))[None]
+        count = self._count
+        divisors = {"MAX": 1, "MEAN": count, "WEIGHTEDMEAN": count * (count + 1) // 2, "MEAN_SQRT_LEN": count**0.5}
+        return torch.from_numpy((self._sum / divisors[self._pooling.kind]).astype(np.float32))[None]

@@ -11,8 +11,14 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_file
 
 #: Supported pooling modes of sentence-transformers -> ours.
-_KINDS = {"cls_token": "CLS", "mean_tokens": "MEAN", "lasttoken": "LAST"}
-_MODES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
+_KINDS = {
+    **{"cls_token": "CLS", "mean_tokens": "MEAN", "lasttoken": "LAST", "max_tokens": "MAX"},
+    **{"weightedmean_tokens": "WEIGHTEDMEAN", "mean_sqrt_len_tokens": "MEAN_SQRT_LEN"},
+}
+_MODES = {
+    **{"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST", "max": "MAX", "weightedmean": "WEIGHTEDMEAN"},
+    "mean_sqrt_len_tokens": "MEAN_SQRT_LEN",
+}
 #: Supported activations of Dense modules.
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
@@ -32,7 +38,7 @@ class DenseModule:
 class SentenceTransformer:
     """The modules of a sentence-transformers model.
 
-    pooling     LAST, CLS or MEAN.
+    pooling     kind of pooling: LAST, CLS or one of ``REDUCTIONS``.
     normalize   whether embeddings are normalized to length 1.
     max_length  number of tokens that sentence-transformers truncates texts to; None for no limit.
     """
@@ -202,7 +208,5 @@ def _malformed(file: str, reason: str) -> AiakqError:
 
 
 def _unsupported(what: str) -> AiakqError:
-    hint = (
-        "aiakq computes Transformer, Pooling (mean_tokens, cls_token or lasttoken), Dense and Normalize, in this order."
-    )
+    hint = "aiakq computes Transformer, Pooling of one mode, Dense and Normalize, in this order."
     return error("unsupported", what=what, hint=hint)

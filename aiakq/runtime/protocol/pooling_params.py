@@ -14,8 +14,11 @@ from aiakq.constraints import declarations, declare
 from aiakq.errors import error
 from aiakq.runtime.protocol.parameter import Checks, Parameter
 
-#: Kinds of pooling, by vLLM's names.
-POOLING_TYPES = ("LAST", "CLS", "MEAN", "ALL", "STEP")
+#: Kinds that reduce the rows of all tokens to one: their mean, their largest values, the mean weighted by position from
+#: 1 on, and the sum divided by the square root of their number.
+REDUCTIONS = ("MEAN", "MAX", "WEIGHTEDMEAN", "MEAN_SQRT_LEN")
+#: Kinds of pooling, by vLLM's names; the last three reductions are those of sentence-transformers.
+POOLING_TYPES = ("LAST", "CLS", "ALL", "STEP", *REDUCTIONS)
 #: Maximum number of values in the result of one request, for prompts with many rows.
 MAX_NUMBERS = 1 << 23
 #: Activations of pooled rows; an empty name means none.
@@ -46,7 +49,8 @@ _CHECKS = Checks(declarations(PoolingParams, Parameter))
 class Pooling(msgspec.Struct, frozen=True):
     """How the model's output [T, D] for a prompt of T tokens is pooled.
 
-    kind         LAST, CLS (the first token), MEAN, ALL (a row per token), or STEP (a row per ``step_tag_id``).
+    kind         LAST, CLS (the first token), ALL (a row per token), STEP (a row per ``step_tag_id``), or one of
+                 ``REDUCTIONS``.
     activation   softmax, sigmoid, or empty for none.
     normalize    whether rows are normalized to length 1, after truncation to ``dimensions``.
     """
@@ -65,7 +69,7 @@ class Pooling(msgspec.Struct, frozen=True):
     @property
     def has_one_row(self) -> bool:
         """Whether the result is a single row."""
-        return self.kind in ("LAST", "CLS", "MEAN")
+        return self.kind in ("LAST", "CLS", *REDUCTIONS)
 
     def positions(self, token_ids: Sequence[int], first: int, end: int, num_prompt: int) -> Sequence[int]:
         """Return the positions in ``first`` .. ``end`` - 1 of the prompt ``token_ids`` whose outputs are needed."""
@@ -128,6 +132,8 @@ class PoolingLimits(msgspec.Struct, frozen=True):
     dimensions  sizes that an embedding may be truncated to; empty for any (Matryoshka), None for no truncation.
     labels      name of each score of a classifier.
     concatenates  whether two texts are scored as one concatenated text instead of a pair.
+    reads_both_ways  whether the model is an encoder, whose attention reads whole texts. A text that is cut keeps the
+                special tokens around it, as the tokenizer cuts it, and padding is not read.
     """
 
     task: str
@@ -136,6 +142,7 @@ class PoolingLimits(msgspec.Struct, frozen=True):
     dimensions: list[int] | None = None
     labels: list[str] = []
     concatenates: bool = False
+    reads_both_ways: bool = False
 
     @property
     def is_classifier(self) -> bool:

@@ -57,13 +57,15 @@ DEFAULT_OPTIONS = RequestOptions()
 class Prompt:
     """One tokenized prompt. ``text`` is None when the client sent token ids; ``thought`` is the budget behind it.
 
-    media  its images, in order.
+    media        its images, in order.
+    second_text  index of the first token of the second text of a pair; 0: there is none, or no segment of its own.
     """
 
     text: str | None
     token_ids: list[int]
     thought: ThoughtBudget | None = None
     media: tuple[MediaItem, ...] = ()
+    second_text: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     media            images of the prompt, in order.
     is_short         whether prompt and output fit in the original context of a model with LongRoPE, which rotates the
                      queries and keys of such texts by other angles.
+    second_text      see ``Prompt``.
     """
 
     request_id: str
@@ -121,6 +124,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     group: str = ""
     media: tuple[MediaItem, ...] = ()
     is_short: bool = False
+    second_text: int = 0
 
     @property
     def page_scope(self) -> dict[str, str]:

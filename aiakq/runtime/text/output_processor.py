@@ -170,6 +170,8 @@ class OutputProcessor:
             request.within_context,
             prompt.media,
         )
+        if prompt.second_text:
+            first = msgspec.structs.replace(first, second_text=prompt.second_text)
         thought = prompt.thought
         if thought is not None and thought.max_tokens < first.max_tokens:  # else it is never used up
             first = msgspec.structs.replace(first, thought=thought)

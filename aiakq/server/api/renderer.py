@@ -173,6 +173,9 @@ class Renderer:
         longest = min(limits.max_model_len, limits.max_kv_tokens)
         check_truncation(params, limits)
         request.max_ids, request.from_start = longest + 1, params.truncation_side == "right"
+        if limits.pooling is not None and limits.pooling.reads_both_ways:
+            keep = params.truncate_prompt_tokens
+            request.is_whole, request.cut_to_fit = True, longest if keep == -1 else keep
         if params.truncate_prompt_tokens is None and self.text.loaded.longest_token:
             request.max_chars = max(MIN_PROMPT_CHARS, longest * self.text.loaded.longest_token)
         return request
@@ -187,12 +190,14 @@ class Renderer:
         self, texts: Sequence[str | None], reply: TextReply, request: TextRequest, params: SamplingParams
     ) -> list[Prompt]:
         prompts = []
-        for text, count, token_ids in zip(texts, reply.counts, reply.token_ids, strict=True):
+        seconds = reply.second_texts or [0] * len(texts)
+        for text, count, token_ids, second in zip(texts, reply.counts, reply.token_ids, seconds, strict=True):
             if count > len(token_ids) and params.truncate_prompt_tokens is None:
                 raise self._too_long(count, params)
             if self._has_unknown_tokens:
                 self._check_known(token_ids)
-            prompts.append(Prompt(text if count == len(token_ids) else None, token_ids, media=tuple(reply.media)))
+            shown = text if count == len(token_ids) else None
+            prompts.append(Prompt(shown, token_ids, media=tuple(reply.media), second_text=second))
         return prompts
 
     @cached_property

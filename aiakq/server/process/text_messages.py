@@ -115,6 +115,8 @@ class TextRequest(msgspec.Struct, tag="request"):
     max_chars            maximum number of characters of a text.
     max_ids              number of token ids to return of each text; None for all.
     from_start           whether they are those at its start, instead of its end.
+    is_whole             encode as ``encode_whole`` does, for an encoder.
+    cut_to_fit           its limit.
     as_json              return the ids as JSON, because encoding many would block the event loop.
     with_pieces          each of these ids with the text, or the bytes, of its token.
     with_token_texts     also return the spelling of each token in the vocabulary.
@@ -135,6 +137,8 @@ class TextRequest(msgspec.Struct, tag="request"):
     max_chars: int | None = None
     max_ids: int | None = None
     from_start: bool = False
+    is_whole: bool = False
+    cut_to_fit: int | None = None
     as_json: bool = False
     with_pieces: bool = False
     with_token_texts: bool = False
@@ -156,6 +160,7 @@ class TextReply(msgspec.Struct, tag="reply"):
     error      the failure, if it is in the error registry.
     texts      the texts that were cut.
     counts     total number of tokens of each text.
+    second_texts  index of the second text in each pair, if ``is_whole``; see ``Prompt``.
     media      images of the conversation, preprocessed.
     dropped    what is not enforced of the relaxed schema, which is the ``text``.
     seconds    CPU time of compiling a grammar.
@@ -168,6 +173,7 @@ class TextReply(msgspec.Struct, tag="reply"):
     texts: list[str] = []
     counts: list[int] = []
     token_ids: list[list[int]] = []
+    second_texts: list[int] = []
     media: list[MediaItem] = []
     ids_json: bytes = b""
     token_texts_json: bytes = b""

@@ -25,6 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -35,6 +36,7 @@ from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
 from aiakq.runtime.text.cut_text import cut_text
 from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.runtime.text.whole_texts import encode_whole
 from aiakq.server.process.text_loading import (
     MAX_TEMPLATE_BYTES,
     Templates,
@@ -340,9 +342,12 @@ class _Worker:
         reply.num_chars = max(lengths, default=0)
         if request.max_chars is not None and reply.num_chars > request.max_chars:
             return reply
-        if ids is None:
-            ids = [tokenizer.encode(text, request.add_special_tokens) for text in request.texts]
-        ids += [tokenizer.encode_pair(*pair) for pair in request.pairs]
+        if request.is_whole:
+            ids, reply.second_texts = _encoded_whole(tokenizer, request)
+        else:
+            if ids is None:
+                ids = [tokenizer.encode(text, request.add_special_tokens) for text in request.texts]
+            ids += [tokenizer.encode_pair(*pair) for pair in request.pairs]
         reply.counts = [len(each) for each in ids]
         if request.as_json:
             tokens = [_with_piece(id, tokenizer) for id in ids[0]] if request.with_pieces else ids[0]
@@ -352,6 +357,15 @@ class _Worker:
         else:
             reply.token_ids = [request.limited(each) for each in ids]
         return reply
+
+
+def _encoded_whole(tokenizer: Tokenizer, request: TextRequest) -> tuple[list[list[int]], list[int]]:
+    """Return the ids of the texts and pairs, and the index of each second text."""
+    side: Literal["left", "right"] = "right" if request.from_start else "left"
+    inputs: list[tuple[str, ...]] = [*((text,) for text in request.texts), *request.pairs]
+    special = request.add_special_tokens
+    found = [encode_whole(tokenizer, texts, request.cut_to_fit, side, special) for texts in inputs]
+    return [ids for ids, _ in found], [second for _, second in found]
 
 
 def _with_piece(id: int, tokenizer: Tokenizer) -> dict[str, object]:

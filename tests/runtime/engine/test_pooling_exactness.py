@@ -59,6 +59,11 @@ def _preempt_often(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "schedule", schedule)
 
 
+def _weighted_mean(states: torch.Tensor) -> torch.Tensor:
+    weights = torch.arange(1.0, len(states) + 1)[:, None]
+    return (states * weights).sum(0) / weights.sum()
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_embeddings_are_those_of_transformers(architecture, tiny_model, behind_bytes, rank_arguments):
     folder, prompts = tiny_model(architecture), _prompts()
@@ -82,6 +87,9 @@ def test_every_mode_gives_the_same_bits(
     rows = {
         "LAST": lambda states, ids: states[-1],
         "MEAN": lambda states, ids: torch.nn.functional.normalize(states.mean(0), dim=-1),
+        "MAX": lambda states, ids: states.max(0).values,
+        "WEIGHTEDMEAN": lambda states, ids: _weighted_mean(states),
+        "MEAN_SQRT_LEN": lambda states, ids: states.sum(0) / len(ids) ** 0.5,
         "CLS": lambda states, ids: states[0],
         "ALL": lambda states, ids: states,
         "STEP": lambda states, ids: states[[at for at, token in enumerate(ids) if token == step]],

@@ -283,7 +283,7 @@ def test_what_a_model_is_not_there_for_is_refused(tiny_model, tiny_classifier):
 
 def test_a_model_of_another_kind_is_refused_by_name(tmp_path, tiny_model):
     folder = tiny_model("LlamaForCausalLM")
-    for architecture in ("BertModel", "XLMRobertaForSequenceClassification", "LlamaBidirectionalModel"):
+    for architecture in ("ElectraModel", "DebertaV2ForSequenceClassification", "LlamaBidirectionalModel"):
         with pytest.raises(AiakqError, match=architecture) as caught:
             _loaded(folder, hf_overrides={"architectures": [architecture]})
         assert caught.value.id == "model_unsupported"

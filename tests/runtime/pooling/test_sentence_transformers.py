@@ -46,6 +46,9 @@ def test_a_folder_without_modules_is_none_of_theirs(tmp_path):
         ({"word_embedding_dimension": 8}, "MEAN"),
         ({"embedding_dimension": 8, "pooling_mode": "lasttoken"}, "LAST"),
         ({"pooling_mode": ["cls"]}, "CLS"),
+        ({"pooling_mode_max_tokens": True}, "MAX"),
+        ({"pooling_mode_weightedmean_tokens": True}, "WEIGHTEDMEAN"),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, "MEAN_SQRT_LEN"),
     ],
 )
 def test_kinds_of_pooling(config, expected, tmp_path):
@@ -68,10 +71,8 @@ def test_the_tokenizer_may_say_how_long_texts_are(stated, expected, tmp_path):
 @pytest.mark.parametrize(
     ("pooling", "more", "files", "named"),
     [
-        ({"pooling_mode_max_tokens": True}, (), {}, "max_tokens"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, (), {}, "mean_tokens and cls_token"),
-        ({"pooling_mode_weightedmean_tokens": True}, (), {}, "weightedmean_tokens"),
-        ({"pooling_mode": "mean_sqrt_len_tokens"}, (), {}, "mean_sqrt_len_tokens"),
+        ({"pooling_mode": "median"}, (), {}, "median"),
         ({"pooling_mode": ["cls", "mean"]}, (), {}, "pooling_mode"),
         ({"pooling_mode": "mean", "include_prompt": False}, (), {}, "include_prompt"),
         ({"pooling_mode": "mean"}, ((OLD + "LayerNorm", "2_LayerNorm"),), {}, "LayerNorm"),

@@ -107,9 +107,11 @@ class PooledResults(Generic[Payload]):
             max_tokens=0,
             detokenize=False,
             truncate_prompt_tokens=payload.truncate_prompt_tokens,
-            truncation_side=payload.truncation_side,
+            truncation_side=payload.truncation_side or ("right" if self.limits.reads_both_ways else None),
         )
-        self._pad_token_id = _pad_token_id(self.service) if payload.padding == "max_length" else None
+        # Encoders do not read padding.
+        pads = payload.padding == "max_length" and not self.limits.reads_both_ways
+        self._pad_token_id = _pad_token_id(self.service) if pads else None
 
     @property
     def model(self) -> str:

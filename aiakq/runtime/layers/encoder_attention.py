@@ -1,0 +1,102 @@
+"""Attention of encoders: every token reads the whole text, or a window around it, in one step and without a KV cache.
+
+It is computed by torch, text by text, so that a text gives the same bits whatever else is in the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput, RotaryTables
+from aiakq.runtime.layers.attention import LayerCache
+
+#: Queries of a window that are computed together; each group reads the keys around it only.
+_QUERIES = 256
+#: Bias of the scores of a text of T tokens: T -> [H, T, T].
+PositionBias = Callable[[int], Tensor]
+
+
+class EncoderAttention:
+    """Self-attention over whole texts.
+
+    qkv     fused projection to queries, keys and values, H * D outputs each.
+    output  output projection from H * D.
+    rotary  tables of the rotary embedding, or None.
+    window  tokens on each side that a token reads, besides itself; None: all.
+    bias    bias of the scores (MPNet), or None.
+    """
+
+    def __init__(
+        self,
+        qkv: LinearLayer,
+        output: LinearLayer,
+        num_heads: int,
+        head_dim: int,
+        rotary: RotaryTables | None = None,
+        window: int | None = None,
+        bias: PositionBias | None = None,
+    ) -> None:
+        self.qkv, self.output = qkv, output
+        self._heads, self._head_dim, self._scale = num_heads, head_dim, head_dim**-0.5
+        self._rotary, self._window, self._bias = rotary, window, bias
+
+    def input_layout(self, m: int) -> ActivationLayout | None:
+        """Return the preferred layout for M input rows; see LinearLayer."""
+        return self.qkv.input_layout(m)
+
+    def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """x [T, hidden] and positions [T] int64, from 0 in each text -> [T, hidden]; there is no cache."""
+        qkv = self.qkv(x)
+        parts = qkv.view(len(qkv), 3, self._heads, self._head_dim)
+        queries, keys, values = parts.unbind(1)
+        if self._rotary is not None:
+            queries, keys = (rotated(part, positions, self._rotary) for part in (queries, keys))
+        out = torch.zeros(len(qkv), self._heads * self._head_dim, dtype=qkv.dtype, device=qkv.device)
+        for start, end in pairwise(context.query_start_list):
+            # Copies, so that neither strides nor addresses depend on the other texts.
+            q, k, v = (part[start:end].transpose(0, 1).contiguous() for part in (queries, keys, values))
+            out[start:end] = self._attend(q, k, v).transpose(0, 1).reshape(end - start, -1)
+        return self.output(out)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of one text: [H, T, D] each -> [H, T, D]."""
+        length, window = q.shape[1], self._window
+        if window is None or length <= window + 1:
+            bias = None if self._bias is None else self._bias(length).to(q.dtype)[None]
+            return scaled_dot_product_attention(q[None], k[None], v[None], bias, scale=self._scale)[0]
+        at, pieces = torch.arange(length, device=q.device), []
+        for start in range(0, length, _QUERIES):
+            end, first = min(start + _QUERIES, length), max(start - window, 0)
+            last = min(end + window, length)
+            near = (at[start:end, None] - at[None, first:last]).abs() <= window
+            part = q[None, :, start:end], k[None, :, first:last], v[None, :, first:last]
+            pieces.append(scaled_dot_product_attention(*part, near, scale=self._scale)[0])
+        return torch.cat(pieces, 1)
+
+    def cache_bytes(self, dtype: torch.dtype) -> int:
+        """Return 0, since nothing is cached."""
+        return 0
+
+    def state_bytes(self) -> int:
+        """Return 0, since attention has no recurrent state."""
+        return 0
+
+    def new_cache(self, pages: int, page_size: int, state_rows: int) -> LayerCache:
+        """Return no tensors."""
+        return ()
+
+
+def rotated(x: Tensor, positions: Tensor, tables: RotaryTables) -> Tensor:
+    """Rotate pairs of elements i and i + D / 2 of x [T, H, D] by the angles of positions [T] int64, in float32.
+
+    Source: Su et al. 2021 (arXiv:2104.09864), with the halves of a head paired as in GPT-NeoX.
+    """
+    cosines, sines = (table[positions][:, None].float() for table in (tables.cosines, tables.sines))
+    one, other = x.float().chunk(2, dim=-1)
+    return torch.cat([one * cosines - other * sines, other * cosines + one * sines], -1).to(x.dtype)
