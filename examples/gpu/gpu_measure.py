@@ -124,17 +124,18 @@ def layer_speed(name: str, given: Measurement) -> dict:
 def engine_speed(given: Measurement) -> dict:
     """Steps of the whole engine at Llama 3 8B's shape, random weights."""
     import gpu_speed
+    import gpu_steps
 
     if given.machine.rehearsed:
         small = gpu_speed.SMALL, (1, 3), 40, 8
         options = {"device": "cpu", "dtype": "float32", "num_gpu_blocks_override": 40}
-        return gpu_speed.engine_speed(given.ceilings, given.left, *small, save=given.save, **options)
-    return gpu_speed.engine_speed(given.ceilings, given.left, save=given.save)
+        return gpu_steps.engine_speed(given.ceilings, given.left, *small, save=given.save, **options)
+    return gpu_steps.engine_speed(given.ceilings, given.left, save=given.save)
 
 
 def mixture_speed(given: Measurement) -> dict:
     """Steps of the whole engine for mixtures of experts, random weights."""
-    import gpu_speed
+    import gpu_steps
 
     given.machine.needs_gpu()
     rows: list[dict] = []
@@ -144,9 +145,9 @@ def mixture_speed(given: Measurement) -> dict:
         own = {f"{name}: {key}": text for key, text in found["notes"].items()}
         return {"rows": [*rows, *({"model": name} | row for row in found["rows"])], "notes": notes | own}
 
-    for name, (config, specs) in gpu_speed.MIXTURES.items():
+    for name, (config, specs) in gpu_steps.MIXTURES.items():
         save = partial(_save_joined, given.save, partial(joined, name))
-        found = gpu_speed.engine_speed(given.ceilings, given.left, config, save=save, specs=specs, floor=False)
+        found = gpu_steps.engine_speed(given.ceilings, given.left, config, save=save, specs=specs, floor=False)
         rows, notes = joined(name, found).values()
     return {"rows": rows, "notes": notes}
 

@@ -136,6 +136,7 @@ def rank_speed(
 ) -> dict:
     """Steps of the whole engine at Llama 3 8B's shape on one GPU and, in both modes, on two."""
     import gpu_speed
+    import gpu_steps
 
     needs_gpus(machine)
     rows: list[dict[str, Any]] = []
@@ -146,7 +147,7 @@ def rank_speed(
     for size, math in ((1, "fast"), (RANKS, "fast"), (RANKS, "exact")):
         options = {"tensor_parallel_size": size, "tensor_parallel_math": math, **small}
         shape = (gpu_speed.SMALL, (1, 3), 40, 8) if machine.rehearsed else (gpu_speed.LLAMA, (1, 16, 64), 1024, 24)
-        found = gpu_speed.engine_speed(ceilings, left, *shape, **options)
+        found = gpu_steps.engine_speed(ceilings, left, *shape, **options)
         rows += [{"ranks": size, "math": math, **row} for row in found["rows"]]
         notes |= {f"{size} ranks, {math}: {name}": note for name, note in found["notes"].items()}
         save({"rows": rows, "notes": notes})

@@ -25,6 +25,7 @@ from compile_chunks import chunked_kernels
 from compile_experts import expert_kernels
 from compile_floats import decoding_kernel, float_code_kernels
 from compile_fp8 import fp8_kernels
+from compile_sampling import sampling_kernels
 from compile_splits import split_kernels
 from compiling import SHARED, Compiled
 from triton.runtime.jit import MockTensor
@@ -52,8 +53,6 @@ from aiakq.kernels.triton.norm_kernel import norm_kernel
 from aiakq.kernels.triton.recurrence import HELD
 from aiakq.kernels.triton.recurrence_kernel import recurrence_kernel
 from aiakq.kernels.triton.rotary_kernel import rotary_kernel
-from aiakq.kernels.triton.sampling import WIDTH, WORDS
-from aiakq.kernels.triton.sampling_kernel import greedy_kernel, greedy_parts_kernel, mask_kernel
 from aiakq.kernels.triton.states import TOKENS
 from aiakq.kernels.types import AttentionSpec
 
@@ -240,26 +239,6 @@ def recurrent_kernels(arch: int) -> Iterator[Row]:
     yield row("gated norm", made, 128, 1)
 
 
-def sampling_kernels(arch: int) -> Iterator[Row]:
-    """Masks and greedy rows of a vocabulary of 151,936 tokens; instructions per token."""
-    made = compiled(
-        mask_kernel, arch, MockTensor(torch.float32), MockTensor(torch.int64), MockTensor(torch.int32), 151936, 4748,
-        151936, WORDS=WORDS, num_warps=4,
-    )  # fmt: skip
-    yield described("mask", "row", arch, 1, made, 32 * WORDS / (4 * 32), None)
-    floats, numbers, count = MockTensor(torch.float32), MockTensor(torch.int32), -(-151936 // WIDTH)
-    made = compiled(
-        greedy_parts_kernel, arch, floats, floats, floats, numbers, 151936, 151936, 151936, SAME=True, WIDTH=WIDTH,
-        num_warps=4,
-    )  # fmt: skip
-    yield described("greedy", "row", arch, 1, made, WIDTH / (4 * 32), None)
-    made = compiled(
-        greedy_kernel, arch, floats, floats, numbers, MockTensor(torch.int64), floats, floats,
-        151936, count, PARTS=64, num_warps=1,
-    )  # fmt: skip
-    yield described("greedy, combined", "row", arch, 1, made, 64 / 32, None)
-
-
 def gptq_kernels(arch: int) -> Iterator[Row]:
     """Of groups of 128 columns and of 4 bits; instructions of all of it, per column and row of the weight."""
     floats, numbers, codes = MockTensor(torch.float32), MockTensor(torch.int32), MockTensor(torch.uint8)
@@ -416,7 +395,7 @@ def page(made: list[dict[str, Any]]) -> str:
 def made_for(arch: int) -> list[dict[str, Any]]:
     kinds = [grouped_kernels, integer_kernels, attention_kernels, latent_kernels]
     if arch == 90 or not QUICK:
-        kinds += [row_kernels, sampling_kernels, recurrent_kernels, lora_kernels, gptq_kernels]
+        kinds += [row_kernels, recurrent_kernels, lora_kernels, gptq_kernels]
     made = [kernel for kind in kinds for kernel in kind(arch)]
     made += chunked_kernels(arch, compiled, described, launches, tensor_core)
     made += expert_kernels(arch, compiled, described, launches, tensor_core)
@@ -424,6 +403,7 @@ def made_for(arch: int) -> list[dict[str, Any]]:
     made += fp8_kernels(arch, compiled, described, launches, is_split)
     if arch == 90 or not QUICK:
         made += [*decoding_kernel(arch, compiled, described), *split_kernels(arch, compiled, described)]
+        made += sampling_kernels(arch, compiled, described)
     return [kernel for kernel in made if kernel is not None]
 
 
