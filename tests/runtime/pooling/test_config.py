@@ -120,7 +120,7 @@ def test_the_operator_overrides_the_pooler(override, expected, tmp_path):
 @pytest.mark.parametrize(
     "override",
     [
-        {"pooling_type": "MAX"},
+        {"pooling_type": "MEDIAN"},
         {"pooling_type": 3},
         {"normalize": 1},
         {"returned_token_ids": [1]},
