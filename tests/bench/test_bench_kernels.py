@@ -14,7 +14,7 @@ from aiakq.cli import main
 from aiakq.kernels.triton import configs
 from aiakq.kernels.triton import tuning as candidates
 from aiakq.runtime.config.engine import EngineConfig
-from aiakq.spec import LayerSpec
+from aiakq.spec import Float8, LayerSpec
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,13 @@ def test_a_benchmark_runs_the_kernel_under_the_entry(monkeypatch):
     """On the GPU at hand, else in the interpreter; what cannot be launched is never the quickest."""
     pytest.importorskip("triton")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for spec, entry in ((LayerSpec(4, 64), [64, 16, 4, 2]), (LayerSpec(8, activation_bits=8), [64, 16, 4, 2])):
+    entry, fp8 = [64, 16, 4, 2], LayerSpec(8, activation_bits=8, float8=Float8())
+    for spec, kernel in (
+        (LayerSpec(4, 64), "grouped"),
+        (LayerSpec(8, activation_bits=8), "integers"),
+        *(((fp8, "fp8"),) if device.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9) else ()),
+    ):
+        assert tuning._group(spec)[0] == kernel
         benchmark = tuning._LinearBenchmark(spec, 64, 128, torch.float16, device)
         assert 0 < benchmark(3, entry) < float("inf")
         assert benchmark(3, [64, 16, 4, 2, "no such word"]) == float("inf")
