@@ -62,7 +62,7 @@ def _captured(
     """Return the captured step, or None and the reason why it cannot be captured."""
     if not isinstance(model, Decoder):
         return None, "the model runs through transformers"
-    device = next(tensor for cache in caches for tensor in cache).device
+    device = model.ops.device
     for operation, implementations in RECORDED.items():
         if unsupported := model.ops.selected(operation) - implementations.get(device.type, set()):
             return None, f"{operation} is implemented by {', '.join(sorted(unsupported))}"
