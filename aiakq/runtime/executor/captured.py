@@ -65,7 +65,7 @@ def _captured(
         return None, "the model runs through transformers"
     if isinstance(model, EncoderModel):
         return None, "attention over whole texts is computed by torch"
-    device = next(tensor for cache in caches for tensor in cache).device
+    device = model.ops.device
     for operation, implementations in RECORDED.items():
         if unsupported := model.ops.selected(operation) - implementations.get(device.type, set()):
             return None, f"{operation} is implemented by {', '.join(sorted(unsupported))}"
