@@ -196,7 +196,7 @@ def chunked(
     for model, sizes in models.items():
         heads = torch.zeros(sizes[1], device=device)
         spec = RecurrenceSpec(*sizes, heads, heads, skip=heads if sizes[0] == "state_space" else None)
-        used = chunk_config(spec, device)
+        used = chunk_config(spec, device, dtype)
         for name, new in _cases((), prompts):
             if left() < 15:
                 table.notes["not measured"] = f"from {model}, {name} on: no time left"
@@ -210,7 +210,7 @@ def chunked(
             case, layer = f"{model}, {name}", TritonRecurrence(spec)
             by_token = partial(layer.by_token, x, gates, states, context, y, max(new))
             table.add(case, "token by token", by_token, moved)
-            layers = {"in use": used} | {str(entry): chunk_config_of(entry, spec) for entry in entries}
+            layers = {"in use": used} | {str(entry): chunk_config_of(entry, spec, dtype) for entry in entries}
             for title, config in layers.items():
                 if title != "in use" and (config == used or left() < 10):
                     continue

@@ -60,14 +60,19 @@ class ChunkConfig:
     chunk_warps: int
 
 
-def chunk_config(spec: RecurrenceSpec, device: torch.device) -> ChunkConfig:
+def chunk_config(spec: RecurrenceSpec, device: torch.device, dtype: torch.dtype) -> ChunkConfig:
     """Return the configuration for a layer, whose table entries are those of up to so many elements of a key."""
-    return chunk_config_of(configs.entry_for(configs.gpu(device), spec.kind, 16, spec.key_dim), spec)
+    return chunk_config_of(configs.entry_for(configs.gpu(device), spec.kind, 16, spec.key_dim), spec, dtype)
 
 
-def chunk_config_of(entry: configs.Entry, spec: RecurrenceSpec) -> ChunkConfig:
-    """Convert a table ``entry``, the fields of ChunkConfig; programs have no columns to spare."""
+def chunk_config_of(entry: configs.Entry, spec: RecurrenceSpec, dtype: torch.dtype) -> ChunkConfig:
+    """Convert a table ``entry``, the fields of ChunkConfig; programs have no columns to spare.
+
+    Keys and queries in float16 are divided into halves, too, which leaves registers for half of the tokens and columns.
+    """
     tokens, block, stages, warps, chunk_warps = (int(number) for number in entry)
+    if dtype == torch.float16:
+        tokens, block = min(tokens, 32), min(block, 16)
     return ChunkConfig(tokens, min(block, power_of_two(spec.value_dim)), stages, warps, chunk_warps)
 
 
@@ -133,7 +138,7 @@ class TritonRecurrence:
 
     def _in_chunks(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext, y: Tensor) -> None:
         """Compute the rows of y [T, H * value_dim] of sequences of at least FEWEST tokens."""
-        config = self.config or chunk_config(self.spec, x.device)
+        config = self.config or chunk_config(self.spec, x.device, x.dtype)
         factors, matrices = self.chunks(x, gates, context, config)
         self.scan(x, factors, matrices, states, context, y, config)
 

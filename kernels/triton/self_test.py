@@ -236,8 +236,8 @@ def _recurrence(device: torch.device) -> float:
     for kind, gates in (("state_space", 4), ("delta_rule", 8)):
         a_log, bias, skip = torch.randn(3, 4, device=device)
         spec = RecurrenceSpec(kind, 4, 2, 64, 48, a_log - 2, bias - 2, skip=skip if kind == "state_space" else None)
-        for tokens in (20, 75):
-            rows = [torch.randn(1 + tokens, n, device=device, dtype=torch.float16) for n in (spec.width, gates)]
+        for tokens, dtype in ((20, torch.float16), (75, torch.float16), (75, torch.bfloat16)):
+            rows = [torch.randn(1 + tokens, n, device=device, dtype=dtype) for n in (spec.width, gates)]
             worst = max(worst, _with_states("recurrence", spec, tuple(rows), {}))
     return worst
 
@@ -250,7 +250,7 @@ def _with_states(
     """
     device, outputs, last = rows[0].device, [], len(rows[0]) - 2
     states = torch.randn(5, *spec.state_shape, device=device)
-    for name, dtype in (("triton", torch.float16), ("torch", torch.float32)):
+    for name, dtype in (("triton", rows[0].dtype), ("torch", torch.float32)):
         layer = REGISTRIES[operation].load(name).prepare(spec, spec.problem(dtype, device.type))
         context, own = _step(device, [1, last + 1], [1, last + 11]), states.clone()
         context.states = StateContext([0, 1], [[(0, 2)], [(6, 3), (last, 4)]])
