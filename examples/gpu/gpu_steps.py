@@ -141,10 +141,7 @@ def engine_speed(
     budget = 8192
     most = 2 * steps + 16 + 2 * -(-max(batches) * context // budget)
     given = {
-        "device": "cuda",
-        "dtype": "bfloat16",
-        "load_format": "dummy",
-        "max_model_len": context + most,
+        **{"device": "cuda", "dtype": "bfloat16", "load_format": "dummy", "max_model_len": context + most},
         "max_num_batched_tokens": budget,
         "max_num_seqs": max(batches),
         "enable_prefix_caching": False,
@@ -174,11 +171,9 @@ def engine_speed(
                 notes[f"{kind}, batch {batch}"] = "the pages do not hold so many at once"
                 continue
             row = {"format": kind, "batch": batch, "step_ms": step, "synchronous_ms": waiting}
-            row |= {"tokens_per_s": batch / step * 1e3}
-            if floor:
-                least = step_floor_ms(config, FLOORS.get(kind, kind), batch, context, ceilings)
-                row |= {"roofline_ms": least, "reached": least / step}
-            table.append(row | {"prompt_tokens_per_s": batch * context / prompt_s})
+            row |= {"tokens_per_s": batch / step * 1e3, "prompt_tokens_per_s": batch * context / prompt_s}
+            least = step_floor_ms(config, FLOORS.get(kind, kind), batch, context, ceilings) if floor else 0.0
+            table.append(row | ({"roofline_ms": least, "reached": least / step} if floor else {}))
             save({"rows": table, "notes": notes})
         del engine
         if torch.cuda.is_available():

@@ -45,7 +45,8 @@ def rehearse(tmp_path: Path, *names: str, **environment: str) -> tuple[int, dict
 def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     names = (
         "describe", "kernels: norm", "kernels: activation", "kernels: gated norm", "graphs_replay",
-        "tokens_match_the_cpu", "asynchronous_scheduling", "draft_tokens", "engine: w8a16", "ceilings",
+        "tokens_match_the_cpu", "asynchronous_scheduling", "draft_tokens", "engine: w8a16", "families: part 0",
+        "ceilings",
         "attention_speed", "latent_speed", "recurrent_speed", "chunk_variants", "engine_speed", "verification_speed",
         "tuning",
     )  # fmt: skip
@@ -56,6 +57,7 @@ def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     assert results["asynchronous_scheduling"] == {"equal": 32}
     assert all(results["draft_tokens"][method]["equal"] == 5 for method in ("ngram", "suffix"))
     assert all(results["engine: w8a16"][mode].startswith("5 of 5") for mode in ("eager", "graphs", "asynchronous"))
+    assert all(row["right"] for row in results["families: part 0"]["rows"])
     steps = {row["method"]: row["steps"] for row in results["verification_speed"]["rows"]}
     assert steps["none"] > max(steps["ngram"], steps["suffix"])
     assert results["graphs_replay"] == results["tuning"] == results["chunk_variants"] == {"not begun": "it needs a GPU"}
@@ -67,7 +69,7 @@ def test_a_rehearsal_runs_everything_but_the_hardware(tmp_path):
     assert [row["case"] for row in rows] == ["small, decode 2"] * 3 + ["small, prompt 1 x 20"] * 3
     assert [row["format"] for row in rows] == 2 * ["convolution", "recurrence", "gated norm"]
     rows = results["engine_speed"]["rows"]
-    made = [(name, batch) for name in ("w4a16", "w8a8", "fp8") for batch in (1, 3)]
+    made = [(name, batch) for name in ("w4a16", "w8a8", "fp8", "fp8 blocks", "bf16") for batch in (1, 3)]
     assert [(row["format"], row["batch"]) for row in rows] == made
     positive = ("tokens_per_s", "roofline_ms", "step_ms", "synchronous_ms")
     assert all(row[name] > 0 for row in rows for name in positive)
@@ -148,11 +150,13 @@ def test_attention(script):
 
 def test_rooflines_and_ratios(script):
     _, speed = script
+    import gpu_steps
+
     measured = {"gbps": 4300.0, "float_tflops": 790.0, "int8_tops": 1580.0}
     # reference figures of an H200: 65 MB of 4-bit weights and scales, and a product that is bound by its units.
     assert speed.roofline_us(28672, 4096, 1, "w4a16", measured) == pytest.approx(14.5, abs=0.2)
     assert speed.roofline_us(28672, 4096, 4096, "torch bf16", measured) == pytest.approx(1218, abs=2)
-    assert speed.step_floor_ms(speed.LLAMA, "w4a16", 1, 1024, measured) == pytest.approx(1.15, abs=0.03)
+    assert gpu_steps.step_floor_ms(speed.LLAMA, "w4a16", 1, 1024, measured) == pytest.approx(1.15, abs=0.03)
     rows = [
         {"layer": layer, "format": kind, "rows": 1, "us": us}
         for layer, ours, theirs in (("qkv", 1.0, 2.0), ("down", 1.0, 8.0))
