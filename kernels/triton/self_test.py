@@ -276,8 +276,11 @@ def _gated_norm(device: torch.device) -> float:
 
 def _sampling(device: torch.device) -> float:
     """Check masks over some rows of logits, and the most likely tokens of all rows with and without."""
-    logits, rows = torch.randn(5, 5003, device=device), torch.tensor([3, 0], device=device)
-    logits[2, 4500:] = logits[2].max()
+    logits, rows = torch.randn(44, 5003, device=device), torch.tensor([3, 0], device=device)
+    # The highest logits are among those of every register of a thread, and several in one row.
+    peaks = torch.arange(44, device=device)
+    logits[peaks, peaks * 113] = 9.0
+    logits[2, 4500:] = 9.0
     bits = torch.randint(-(2**31), 2**31, (2, 157), dtype=torch.int64, device=device).int()
     errors = []
     for name in ("triton", "torch"):

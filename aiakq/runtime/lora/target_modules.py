@@ -26,6 +26,7 @@ DEFAULT_TARGETS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
     "codegen": ("qkv_proj",),
     "mpt": ("Wqkv",),
+    "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
 }
 

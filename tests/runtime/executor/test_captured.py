@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint
-from types import SimpleNamespace
 
 import torch
 
@@ -51,11 +50,12 @@ def test_a_step_with_a_kernel_of_another_package_is_not_recorded(tiny_model, mon
     assert tokens() == expected
 
 
-def test_models_that_do_not_decode_capture_no_graphs(tiny_model):
+def test_models_that_do_not_decode_capture_no_graphs(tiny_model, monkeypatch):
     llm = LLM(str(tiny_model("LlamaForCausalLM")), task="embed", dtype="float32", num_gpu_blocks_override=65)
     runner, bounds = llm.engine.executor.runner, Bounds(8, 8, 64)
-    on_gpu = [(SimpleNamespace(device=torch.device("cuda")),) for _ in runner.caches]
-    captured, how = capture_step(runner.model, on_gpu, bounds, 16, llm.config.compilation)
+    with monkeypatch.context() as patched:
+        patched.setattr(runner.model.ops, "device", torch.device("cuda"))
+        captured, how = capture_step(runner.model, runner.caches, bounds, 16, llm.config.compilation)
     assert captured is None and "does not decode" in how
     assert llm.engine.facts["step"].endswith("operations in one call"), "on a CPU every step is one call"
 
@@ -63,10 +63,10 @@ def test_models_that_do_not_decode_capture_no_graphs(tiny_model):
 def test_mixtures_whose_rows_the_host_counts_capture_no_graphs(tiny_model, monkeypatch):
     llm = LLM(str(tiny_model("MixtralForCausalLM")), dtype="float32", num_gpu_blocks_override=65)
     runner, bounds = llm.engine.executor.runner, Bounds(8, 8, 64)
-    on_gpu = [(SimpleNamespace(device=torch.device("cuda")),) for _ in runner.caches]
+    monkeypatch.setattr(runner.model.ops, "device", torch.device("cuda"))
 
     def reason() -> str:
-        captured, how = capture_step(runner.model, on_gpu, bounds, 16, llm.config.compilation)
+        captured, how = capture_step(runner.model, runner.caches, bounds, 16, llm.config.compilation)
         assert captured is None
         return how
 
