@@ -268,6 +268,13 @@ def test_a_config_and_tensors_that_are_written_mean_the_same(name):
             }
 
 
+def test_values_of_codes_are_on_the_device_of_the_codes():
+    spec = quantization_config.read(PUBLISHED["mxfp4a16"].config)
+    tensors, _ = PUBLISHED["mxfp4a16"].store(torch.randn(24, 96))
+    weight = formats.load(spec.format).read({suffix: tensor.to("meta") for suffix, tensor in tensors.items()}, spec)
+    assert weight.table.device == weight.codes.device == torch.device("meta")
+
+
 def test_a_weight_that_is_no_4_bit_float_is_not_written():
     spec = quantization_config.read(PUBLISHED["nvfp4a16"].config)
     weight = compressed_tensors.read(nvfp4(torch.randn(8, 64))[0], spec)
