@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import struct
 import threading
 import zlib
@@ -143,6 +144,14 @@ def test_images_in_chat_give_what_the_library_gives(ask, expected):
     assert tokens(ask("see ", image_url(data_url(1, "WEBP"), detail="low"), "?"))[:-5] == expected[:-5]
     two = ask("see ", image_url(data_url(1)), image_url(data_url(2)))
     assert two.usage.prompt_tokens > len(expected)
+
+
+def test_an_image_from_the_command_line(aiakq, seeing, pictures, expected):
+    words = ("chat", "--url", seeing.url, "--image", str(pictures / "one.png"), "--prompt", "see ", "--json")
+    ended = aiakq(*words, "-p", "temperature=0", "-p", "max_tokens=5")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["answers"][0]["usage"]["prompt_tokens"] == len(expected) - 5 - len("?")
+    assert httpx.get(f"{seeing.url}/v1/models").json()["data"][0]["input_modalities"] == ["text", "image"]
 
 
 def test_responses_and_messages_read_images(seeing, expected):
