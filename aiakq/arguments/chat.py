@@ -52,6 +52,13 @@ class ChatArguments:
     prompt: str | None = argument(
         None, "Answer this prompt and exit; without a terminal it is read from standard input if not given."
     )
+    image: tuple[str, ...] = argument(
+        (),
+        "Image of the first message, for a model that reads images: a file, or a URL that the server reads; may be "
+        "given several times.",
+        separator="\n",
+        metavar="FILE|URL",
+    )
     params: tuple[str, ...] = argument(
         (),
         "Sampling parameter of the requests, like temperature=0.",

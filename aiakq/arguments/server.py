@@ -178,7 +178,8 @@ class FrontendArguments:
     )
     max_total_body_bytes: int | None = argument(
         None,
-        "Maximum total size in bytes of all request bodies in memory; 32 times --max-body-bytes if not given.",
+        "Maximum total size in bytes of all request bodies in memory, and of the files and pixels of images; 32 times "
+        "--max-body-bytes if not given, at least 4 GiB if the model reads images.",
         low=1,
     )
     max_num_queued_reqs: int = argument(

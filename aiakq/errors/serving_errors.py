@@ -244,8 +244,8 @@ REQUEST_ERRORS = {
     ),
     "request_too_large": ErrorKind("The request body is larger than {limit} bytes.", "Split it.", USAGE, 413),
     "bodies_too_large": ErrorKind(
-        "The bodies of all requests, or those of one client, are too large: at most {limit} bytes are allowed, "
-        "and half of that from one client.",
+        "The bodies and images of all requests, or those of one client, are too large: at most {limit} bytes are "
+        "allowed, and half of that from one client.",
         "Try again in a moment, or raise --max-total-body-bytes.",
         WORKER,
         503,

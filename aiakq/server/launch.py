@@ -102,7 +102,7 @@ async def _serve(args: ServerArguments, on_event: OnEvent) -> int:
                 keyless_paths=open_paths if keys else None,
                 with_docs=not args.disable_fastapi_docs,
             )
-            gateway.app = budget = BodyBudget(app, args.max_total_body_bytes or 32 * service.max_body_bytes)
+            gateway.app = budget = BodyBudget(app, service.max_total_body_bytes)
             _freeze_garbage_collector()
             seconds = time.monotonic() - start_time
             facts = startup_facts(service, ready)

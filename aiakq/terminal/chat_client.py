@@ -82,30 +82,37 @@ class ChatServer:
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.Client(headers=headers, timeout=_TIMEOUT, trust_env=False)
-        names = self._models()
-        if model is not None and model not in names:
-            raise error("unknown_model", name=model, known=", ".join(names) or "nothing")
-        self.model = model or names[0]
+        modalities = self._models()
+        if model is not None and model not in modalities:
+            raise error("unknown_model", name=model, known=", ".join(modalities) or "nothing")
+        self.model = model or next(iter(modalities))
+        self._modalities = modalities[self.model]
 
     def close(self) -> None:
         self._client.close()
 
-    def _models(self) -> list[str]:
+    def check_reads_images(self, option: str) -> None:
+        """Raise ``unsupported_parameter`` if the server says that the model reads no images; most say nothing."""
+        if isinstance(self._modalities, list) and "image" not in self._modalities:
+            raise error("unsupported_parameter", param=option, reason=f"{self.model} reads text only")
+
+    def _models(self) -> dict[str, object]:
+        """Return what each model reads by its name; None if the server does not say."""
         try:
             answer = self._client.get(f"{self.url}/v1/models")
         except (httpx.HTTPError, httpx.InvalidURL) as problem:
             raise self._unreachable(problem) from None
         self._check(answer)
         try:
-            names = [str(card["id"]) for card in answer.json()["data"]]
-        except (ValueError, KeyError, TypeError):
-            names = []
+            names = {str(card["id"]): card.get("input_modalities") for card in answer.json()["data"]}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            names = {}
         if not names:
             raise self._failed("it lists no model at /v1/models.")
         return names
 
     def ask(
-        self, messages: Sequence[Mapping[str, str]], params: Mapping[str, object], logprobs: bool
+        self, messages: Sequence[Mapping[str, object]], params: Mapping[str, object], logprobs: bool
     ) -> Iterator[Answer]:
         """Yield the growing answer after every chunk. Raises ``server_unreachable`` and ``no_answer``.
 

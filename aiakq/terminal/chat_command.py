@@ -41,10 +41,15 @@ def chat(arguments: ChatArguments, output: JsonArguments, engine: dict[str, obje
     if once and not (prompt or "").strip():
         raise error("usage", reason="There is nothing to answer.", hint="Example: echo Hello | aiakq chat MODEL")
     # A slow import, deferred until the options are validated.
+    from aiakq.terminal.chat_images import image_url
     from aiakq.terminal.chat_session import ChatSession
 
+    images = [image_url(source, "--image") for source in arguments.image]
     with _servers(arguments, engine) as servers:
-        session = ChatSession(servers, arguments.system, parse_params(arguments.params))
+        if images:
+            for server in servers:
+                server.check_reads_images("--image")
+        session = ChatSession(servers, arguments.system, parse_params(arguments.params), images=images)
         if not once:
             session.run()
         elif output.json:

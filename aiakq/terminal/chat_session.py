@@ -16,6 +16,7 @@ from aiakq.arguments.chat import parse_params
 from aiakq.errors import AiakqError, error
 from aiakq.terminal import console
 from aiakq.terminal.chat_client import Answer, ChatServer, common_tokens
+from aiakq.terminal.chat_images import image_url, message_content
 from aiakq.terminal.usage_errors import close_names
 
 #: Commands -> their description.
@@ -23,6 +24,7 @@ COMMANDS = {
     "/help": "show this",
     "/system TEXT": "set the system prompt; without a text, show it",
     "/params NAME=VALUE ...": "set sampling fields, like temperature=0; NAME= unsets one; alone, show them",
+    "/image FILE|URL": "send an image with the next message; alone, take back those that were added",
     "/retry": "regenerate the last answer",
     "/reset": "start a new conversation",
     "/save FILE": "write the conversation to a file, as JSON",
@@ -34,7 +36,9 @@ _INTRODUCTION = '/help lists commands.\nEnclose several lines in """, or end a l
 class ChatSession:
     """A conversation with one server or two.
 
-    read  reads a line after showing a prompt; raises EOFError and KeyboardInterrupt.
+    read       reads a line after showing a prompt; raises EOFError and KeyboardInterrupt.
+    questions  the messages of the user.
+    images     URLs of the images that the next message will have.
     """
 
     def __init__(
@@ -43,11 +47,13 @@ class ChatSession:
         system: str | None,
         params: dict[str, object],
         read: Callable[[str], str] = input,
+        images: Sequence[str] = (),
     ) -> None:
         self.servers = servers
         self.system = system
         self.params = params
-        self.questions: list[str] = []
+        self.questions: list[str | list[dict[str, object]]] = []
+        self.images = list(images)
         #: Per server, the answers to ``questions``.
         self.answers: list[list[str]] = [[] for _ in servers]
         self._read = read
@@ -56,7 +62,7 @@ class ChatSession:
 
     def answer_once(self, prompt: str) -> None:
         """Stream the answer to ``prompt`` to stdout; with two servers, one answer after the other."""
-        self.questions.append(prompt)
+        self._ask_next(prompt)
         if len(self.servers) == 1:
             for piece in _pieces(self._ask(0)):
                 console.write(piece)
@@ -69,7 +75,7 @@ class ChatSession:
 
     def answer_document(self, prompt: str) -> dict[str, object]:
         """Return the answers to ``prompt`` as one document."""
-        self.questions.append(prompt)
+        self._ask_next(prompt)
         answers = self._all_answers()
         document: dict[str, object] = {"schema_version": 1, "kind": "chat", "messages": self._messages(0)}
         document |= {"params": self.params, "answers": [answer.document() for answer in answers]}
@@ -119,7 +125,7 @@ class ChatSession:
         if text.startswith("/"):
             self._command(*text.strip().partition(" ")[::2])
         else:
-            self.questions.append(text)
+            self._ask_next(text)
             self._answer()
 
     def _command(self, name: str, rest: str) -> None:
@@ -131,12 +137,15 @@ class ChatSession:
             console.note(f"system: {self.system or 'none'}")
         elif name == "/params":
             self._set_params(rest)
+        elif name == "/image":
+            self._add_image(rest)
         elif name == "/retry" and self.questions:
             for answers in self.answers:
                 del answers[len(self.questions) - 1 :]
             self._answer()
         elif name == "/reset":
             self.questions.clear()
+            self.images.clear()
             self.answers = [[] for _ in self.servers]
             console.note("A new conversation.")
         elif name == "/save":
@@ -146,6 +155,20 @@ class ChatSession:
         else:
             hint = close_names(name, [command.partition(" ")[0] for command in COMMANDS]) or "/help lists commands."
             raise error("usage", reason=f"There is no command {name}.", hint=hint)
+
+    def _ask_next(self, text: str) -> None:
+        """Add a message of the user, with the images that were added before."""
+        self.questions.append(message_content(text, self.images))
+        self.images = []
+
+    def _add_image(self, source: str) -> None:
+        if source:
+            for server in self.servers:
+                server.check_reads_images("/image")
+            self.images.append(image_url(source, "/image"))
+        else:
+            self.images.clear()
+        console.note(f"Images of the next message: {len(self.images)}.")
 
     def _set_params(self, rest: str) -> None:
         for entry in rest.split():
@@ -175,9 +198,9 @@ class ChatSession:
 
     # --- answers
 
-    def _messages(self, index: int) -> list[dict[str, str]]:
+    def _messages(self, index: int) -> list[dict[str, object]]:
         """Return the conversation with a server so far."""
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+        messages: list[dict[str, object]] = [{"role": "system", "content": self.system}] if self.system else []
         for at, question in enumerate(self.questions):
             messages.append({"role": "user", "content": question})
             if at < len(self.answers[index]):

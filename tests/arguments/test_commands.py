@@ -30,7 +30,7 @@ IDS = [f"{name} {row.key}" for name, row in ROWS]
 RESERVED = (SETTINGS.keys() - {"AIAKQ_API_KEY"}) | {
     "AIAKQ_ABI",
     "AIAKQ_FRAMEWORKS",
-    "AIAKQ_IMAGE",
+    "AIAKQ_CONTAINER",
     "AIAKQ_IMAGE_ENGINE",
     "AIAKQ_INTEROP",
     "AIAKQ_KILLS",

@@ -20,7 +20,7 @@ def test_memory_is_returned_when_large_bodies_are_gone(monkeypatch):
 
     async def run() -> None:
         task = asyncio.create_task(periodic.release_memory(state, budget))
-        budget._reserve("a", periodic.RELEASE_ABOVE_BYTES + 1, 0)
+        budget.reserve("a", periodic.RELEASE_ABOVE_BYTES + 1)
         await asyncio.sleep(0.1)
         assert not released, "it is in use"
         budget.num_bytes = 0
@@ -29,7 +29,7 @@ def test_memory_is_returned_when_large_bodies_are_gone(monkeypatch):
         state.num_in_flight = 0
         await asyncio.sleep(0.2)
         assert len(released) == 1
-        budget._reserve("a", 1000, 0)
+        budget.reserve("a", 1000, False)
         budget.num_bytes = 0
         await asyncio.sleep(0.1)
         assert len(released) == 1, "small bodies do not matter"

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
@@ -18,9 +18,11 @@ import pytest
 
 from aiakq.errors import AiakqError
 from aiakq.server.background import RunningServer, start_in_background
+from aiakq.terminal import chat_images
 from aiakq.terminal.chat_client import Answer, ChatServer, common_tokens, events
 from aiakq.terminal.chat_session import ChatSession, difference, printable, timing
 
+KEYED = ("--url", "URL", "--api-key", "secret")
 GREEDY = ("--params", "temperature=0", "--params", "max_tokens=12")
 
 
@@ -99,6 +101,8 @@ def test_two_answers_without_a_terminal(aiakq, server):
         (["chat", "--params", "temperature", "--prompt", "a"], 2, "NAME=VALUE"),
         (["chat", "--dtype", "float32", "--prompt", "a"], 2, "aiakq chat MODEL"),
         (["chat", "--prompt", " "], 2, "nothing to answer"),
+        (["chat", "--image", "/no/file", "--prompt", "a"], 2, "No such file"),
+        (["chat", *KEYED, "--image", __file__, "--prompt", "a"], 2, "--image is not supported: tinybooks reads text"),
     ],
     ids=str,
 )
@@ -252,3 +256,47 @@ def test_a_server_that_is_killed_in_the_middle(example_model):
         with pytest.raises(AiakqError, match="in the middle"):
             list(stream)
         client.close()
+
+
+class Noting(ChatServer):
+    """A server of a model that reads images, which notes the conversations that it gets."""
+
+    model = "seeing"
+
+    def __init__(self, *modalities: str) -> None:
+        self._modalities = list(modalities)
+        self.got: list[list[Mapping[str, object]]] = []
+
+    def ask(self, messages, params, logprobs):
+        self.got.append(list(messages))
+        yield Answer(self.model, "It is a cat.")
+
+
+def test_images_go_with_the_next_message_and_stay_in_the_conversation(tmp_path, capsys):
+    (tmp_path / "a.png").write_bytes(b"one")
+    typed = iter([f"/image {tmp_path}/a.png", "And this?", "Why?", "/image", "/image /no/file", "/exit"])
+    server = Noting("text", "image")
+    session = ChatSession([server], None, {}, lambda prompt: next(typed), images=["https://host/b.png"])
+    session.images += ["http://host/c.png"]
+    session.run()
+    urls = ["https://host/b.png", "http://host/c.png", "data:image/png;base64,b25l"]
+    first = [{"type": "image_url", "image_url": {"url": url}} for url in urls] + [{"type": "text", "text": "And this?"}]
+    answer = {"role": "assistant", "content": "It is a cat."}
+    asked = [{"role": "user", "content": first}, answer, {"role": "user", "content": "Why?"}]
+    assert server.got == [asked[:1], asked]
+    err = capsys.readouterr().err
+    assert "next message: 3." in err and "next message: 0." in err and "No such file" in err
+
+
+def test_a_model_of_text_refuses_images_before_anything_is_sent(capsys):
+    typed = iter(["/image https://host/a.png", "/exit"])
+    session = ChatSession([Noting("text")], None, {}, lambda prompt: next(typed))
+    session.run()
+    assert session.images == [] and "/image is not supported: seeing reads text only" in capsys.readouterr().err
+
+
+def test_files_that_are_too_large_are_not_sent(tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_images, "MAX_FILE_BYTES", 2)
+    (tmp_path / "a.png").write_bytes(b"one")
+    with pytest.raises(AiakqError, match="a file of at most"):
+        chat_images.image_url(str(tmp_path / "a.png"), "--image")

@@ -15,6 +15,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.multimodal.images import refused
+from aiakq.system.daemon_thread import in_daemon_thread
 
 #: Largest image file, and seconds to fetch one.
 MAX_FILE_BYTES, MAX_SECONDS = 32 << 20, 10.0
@@ -37,17 +38,19 @@ class ImageUrls:
         self._domains = frozenset(domain.lower() for domain in domains)
 
     def read(self, url: str, param: str) -> bytes:
-        """Return the bytes of an image file. It blocks: a server calls it in a thread.
+        """Return the bytes of an image file. It blocks: a server calls it in a thread, or ``fetch``.
 
         Raises ``media_refused``, with ``param`` as the name of the URL.
         """
-        scheme = url[:16].partition(":")[0].lower()
+        scheme = _scheme(url)
         if scheme == "data":
             return data_of(url, param)
         if scheme == "file":
             return self._file(url, param)
-        if scheme in ("http", "https"):
-            return self._fetch(url, param)
+        if is_fetched(url):
+            # In a thread of its own: the caller's may have an event loop, as those of notebooks do.
+            with ThreadPoolExecutor(1) as executor:
+                return executor.submit(asyncio.run, self.fetch(url, param)).result()
         raise refused(param, "a URL that begins with data:, https: or http: is expected")
 
     def _file(self, url: str, param: str) -> bytes:
@@ -69,13 +72,12 @@ class ImageUrls:
         except (OSError, ValueError):
             raise refused(param, "the file cannot be read") from None
 
-    def _fetch(self, url: str, param: str) -> bytes:
+    async def fetch(self, url: str, param: str) -> bytes:
+        """Return the bytes behind an http or https URL. Raises ``media_refused``."""
         import httpx
 
         try:
-            # In a thread of its own: the caller's may have an event loop, as those of notebooks do.
-            with ThreadPoolExecutor(1) as executor:
-                return executor.submit(asyncio.run, self._fetched(url, param)).result()
+            return await self._fetched(url, param)
         except AiakqError:
             raise
         except TimeoutError:
@@ -103,7 +105,7 @@ class ImageUrls:
         """Return the body of ``url``, or the URL to which it is redirected."""
         parsed = client.build_request("GET", url)
         host = parsed.url.host
-        address = self._address(host, parsed.url.port or (443 if parsed.url.scheme == "https" else 80), param)
+        address = await self._address(host, parsed.url.port or (443 if parsed.url.scheme == "https" else 80), param)
         # The address that was checked is the one that is used: a name may resolve to another one a moment later.
         parsed = client.build_request(
             "GET",
@@ -129,14 +131,21 @@ class ImageUrls:
         finally:
             await answer.aclose()
 
-    def _address(self, host: str, port: int, param: str) -> str:
+    async def _address(self, host: str, port: int, param: str) -> str:
         """Return an address of ``host`` from which images may be fetched."""
         if self._domains and host.lower().rstrip(".") not in self._domains:
             raise refused(param, "its host is not one of --allowed-media-domains")
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        # Name servers that do not answer hold a thread for longer than the time limit.
+        entries = await in_daemon_thread(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        found = {str(entry[4][0]) for entry in entries}
         if not self._domains and not all(is_public(address) for address in found):
             raise refused(param, "its host has an address that is not public")
         return sorted(found, key=lambda address: (":" in address, address))[0]
+
+
+def is_fetched(url: str) -> bool:
+    """Whether a URL is one of http or https."""
+    return _scheme(url) in ("http", "https")
 
 
 def is_public(address: str) -> bool:
@@ -164,6 +173,10 @@ def data_of(url: str, param: str) -> bytes:
         return base64.b64decode(urllib.parse.unquote(data) if "%" in data else data, validate=True)
     except (binascii.Error, ValueError):
         raise refused(param, "it is not valid base64") from None
+
+
+def _scheme(url: str) -> str:
+    return url[:16].partition(":")[0].lower()
 
 
 def _too_large(param: str) -> Exception:

@@ -74,6 +74,11 @@ class MediaItem(msgspec.Struct, frozen=True):
         """The number of tokens that it replaces."""
         return sum(count for _, count in self.places)
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of its tensors."""
+        return sum(len(tensor.data) for tensor in self.tensors.values())
+
 
 def media_key(kind: str, tensors: Mapping[str, TensorRecord]) -> str:
     """Return the key of an item with these tensors: the same for equal ones only."""

@@ -16,7 +16,8 @@ from aiakq.server.http.responses import JSONResponse
 class ModelCard(msgspec.Struct, kw_only=True):
     """One served name, with the model's limits and default sampling values.
 
-    parent  for an adapter: name of its base model.
+    parent            for an adapter: name of its base model.
+    input_modalities  what prompts may have: text, and image if it reads them.
     """
 
     id: str
@@ -27,6 +28,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int
     vocab_size: int
+    input_modalities: list[Literal["text", "image"]]
     default_sampling: dict[str, Any]
 
 
@@ -58,6 +60,7 @@ def _model_card(service: Service, name: str) -> ModelCard:
         parent=None if adapter is None else service.model.adapters.base(name),
         max_model_len=service.model.limits.max_model_len,
         vocab_size=service.model.limits.vocab_size,
+        input_modalities=["text"] if service.model.limits.media.refusal else ["text", "image"],
         default_sampling=dict(service.model.default_sampling),
     )
 

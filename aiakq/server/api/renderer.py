@@ -12,7 +12,7 @@ from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.image_parts import take_images
 from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
 from aiakq.server.api.message_parser import MessageFormat
-from aiakq.server.api.request_images import RequestImages
+from aiakq.server.api.request_images import RequestImages, hold_pixels
 from aiakq.server.api.service_options import ServiceOptions
 from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.process.text_client import TextClient
@@ -137,6 +137,8 @@ class Renderer:
             reason = "a prompt with images is not truncated"
             raise error("unsupported_parameter", param="truncate_prompt_tokens", reason=reason)
         reply = await self.text.run(self._limited(request, params))
+        request.images = []
+        hold_pixels(reply.media)
         self._check_length(reply.num_chars, request, params)
         return self.truncate_prompts(self._prompts([reply.text], reply, request, params), params)[0]
 

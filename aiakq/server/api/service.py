@@ -11,7 +11,7 @@ from functools import cached_property
 from aiakq.errors import AiakqError
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.renderer import Renderer
-from aiakq.server.api.service_options import MIN_BODY_BYTES, MIN_IMAGE_BODY_BYTES, ServiceOptions
+from aiakq.server.api.service_options import MIN_BODY_BYTES, MIN_IMAGE_BODY_BYTES, MIN_TOTAL_IMAGE_BYTES, ServiceOptions
 from aiakq.server.errors import copy_error
 from aiakq.server.process.replicas import Requests
 from aiakq.server.process.text_client import TextClient
@@ -84,6 +84,12 @@ class Service:
         limits = self.model.limits
         least = MIN_BODY_BYTES if limits.media.refusal else MIN_IMAGE_BODY_BYTES
         return self.options.max_body_bytes or max(least, 8 * limits.max_model_len)
+
+    @cached_property
+    def max_total_body_bytes(self) -> int:
+        """Maximum size of all request bodies and images in memory."""
+        least = 0 if self.model.limits.media.refusal else MIN_TOTAL_IMAGE_BYTES
+        return self.options.max_total_body_bytes or max(least, 32 * self.max_body_bytes)
 
     @cached_property
     def max_values(self) -> int:

@@ -13,6 +13,8 @@ from aiakq.server.telemetry.observers import enable_request_log
 MIN_BODY_BYTES = 4 << 20
 #: The same for models that read images, which clients send in base64.
 MIN_IMAGE_BODY_BYTES = 48 << 20
+#: The same of all bodies and images together, whose pixels take up to 50 MB each.
+MIN_TOTAL_IMAGE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,7 @@ class ServiceOptions:
     keep_alive_seconds          seconds without output after which streams send a comment; 0 for never.
     stream_interval             tokens per chunk of a stream.
     max_body_bytes              maximum size of a request body; None for one that the context length determines.
+    max_total_body_bytes        maximum size of all bodies and images; None for one that the former determines.
     unknown_fields              handling of unknown request fields.
     fair_share                  share the engine fairly between clients instead of requests.
     log_prompts                 number of characters or token ids of a prompt to log, or None to log no requests.
@@ -44,6 +47,7 @@ class ServiceOptions:
     keep_alive_seconds: float = 0.0
     stream_interval: int = 1
     max_body_bytes: int | None = None
+    max_total_body_bytes: int | None = None
     unknown_fields: str = "refuse"
     fair_share: bool = False
     log_prompts: float | None = None
@@ -68,6 +72,7 @@ class ServiceOptions:
             keep_alive_seconds=args.sse_keep_alive_interval,
             stream_interval=args.stream_interval,
             max_body_bytes=args.max_body_bytes,
+            max_total_body_bytes=args.max_total_body_bytes,
             unknown_fields=args.unknown_fields,
             fair_share=bool(args.fair_share),
             log_prompts=enable_request_log(args),

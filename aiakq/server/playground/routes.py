@@ -34,6 +34,7 @@ class PlaygroundSettings(msgspec.Struct):
     chat            whether there is a chat template.
     tools           auto, forced (the model may not decide to call them), or none.
     structured      whether structured output is available.
+    max_images      images that a prompt may have; 0 if the model reads text only.
     docs            whether there is /docs.
     servers         other servers to compare with.
     """
@@ -47,6 +48,7 @@ class PlaygroundSettings(msgspec.Struct):
     chat: bool
     tools: str
     structured: bool
+    max_images: int
     docs: bool
     servers: list[str]
     fields: PlaygroundFields
@@ -76,6 +78,7 @@ async def settings(service: Service, request: Request) -> Response:
             default_sampling=dict(service.model.default_sampling),
             chat=loaded.has_template,
             tools=("auto" if decides else "forced") if loaded.has_template else "none",
+            max_images=0 if limits.media.refusal or loaded.image_failure else limits.media.max_items,
             structured=not loaded.grammar_failure,
             docs=any(route.path == "/openapi.json" for route in request.app.routes),
             servers=list(service.options.playground_servers),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TypeVar, cast
 
 import msgspec
 
@@ -40,8 +37,7 @@ from aiakq.server.process.worker_queue import TextWorkerChannel, WorkerQueue
 from aiakq.system.async_channel import AsyncChannel
 from aiakq.system.channel import Disconnected, InvalidMessage, framed
 from aiakq.system.child import Child, child_command, is_stopped
-
-Result = TypeVar("Result")
+from aiakq.system.daemon_thread import in_daemon_thread
 
 logger = logging.getLogger("aiakq.server")
 
@@ -163,7 +159,7 @@ class TextClient:
         if self.loaded.decoder:
             self.tokenizer = TokenDecoder(self.loaded.decoder)
         else:  # in Python, and proven in the process; a thread of its own, which does not delay the end
-            self.tokenizer = await _in_daemon_thread(self._setup.source.load)
+            self.tokenizer = await in_daemon_thread(self._setup.source.load)
         self.loaded.decoder = ""
 
     async def encode(
@@ -406,27 +402,3 @@ class TextClient:
 def _is_long(request: TextRequest, size: int) -> bool:
     """Whether a request may take long: a grammar and images may take seconds, however short they are."""
     return size > LONG_CHARS or request.grammar is not None or bool(request.images)
-
-
-async def _in_daemon_thread(function: Callable[[], Result]) -> Result:
-    """Run ``function`` in a thread that does not prevent the process from exiting, and return its result."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[Result] = loop.create_future()
-
-    def finish(value: Result | None, failure: BaseException | None) -> None:
-        if not result.done():
-            if failure is None:
-                result.set_result(cast(Result, value))
-            else:
-                result.set_exception(failure)
-
-    def run() -> None:
-        try:
-            value, failure = function(), None
-        except BaseException as exception:
-            value, failure = None, exception
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(finish, value, failure)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await result

@@ -1,4 +1,4 @@
-"""The Containerfile, and an image built from it if AIAKQ_IMAGE names one."""
+"""The Containerfile, and an image built from it if AIAKQ_CONTAINER names one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from other_programs import printed_by
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "deploy"
 CONTAINERFILE = (FOLDER / "Containerfile").read_text()
-IMAGE = os.environ.get("AIAKQ_IMAGE", "")
+IMAGE = os.environ.get("AIAKQ_CONTAINER", "")
 
 
 def test_an_image_keeps_its_promises(example_model):
     engine = os.environ.get("AIAKQ_IMAGE_ENGINE", "podman")
     if not IMAGE or shutil.which(shlex.split(engine)[0]) is None:
-        pytest.skip("AIAKQ_IMAGE names no image, or there is no podman")
+        pytest.skip("AIAKQ_CONTAINER names no image, or there is no podman")
     command = [sys.executable, str(FOLDER / "check_image.py"), IMAGE, "--model", str(example_model), "--engine", engine]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -111,3 +111,22 @@ def test_images_are_fetched_beside_a_running_event_loop(dripping, monkeypatch):
 
     with pytest.raises(AiakqError, match="it takes longer"):
         asyncio.run(read())
+
+
+def test_name_servers_that_do_not_answer_hold_no_request(monkeypatch):
+    """Nor the end of the process: the thread that waits for them is not joined."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def getaddrinfo(*arguments: object, **given: object) -> list[object]:
+        asked.set()
+        answered.wait(60)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(urls, "MAX_SECONDS", 0.2)
+    try:
+        with pytest.raises(AiakqError, match=r"it takes longer than 0\.2 s"):
+            ImageUrls().read("http://images.example/image.png", "image")
+        assert asked.is_set()
+    finally:
+        answered.set()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
+import json
 import struct
 import threading
 import zlib
@@ -17,7 +19,13 @@ from openai import OpenAI
 from vision_models import random_image, save_vision_model
 
 from aiakq import LLM, SamplingParams
+from aiakq.runtime.multimodal.urls import ImageUrls
+from aiakq.runtime.protocol.media import MediaItem, MediaLimits, TensorRecord
+from aiakq.runtime.text.image_parts import ImagePart
+from aiakq.server.api.request_images import MAX_FETCHES, RequestImages, hold_pixels
 from aiakq.server.background import RunningServer, start_in_background
+from aiakq.server.http.body_budget import BodyBudget, ImageBytes, image_bytes
+from aiakq.server.process.text_client import client_of_request
 
 
 def data_url(seed: int, format: str = "PNG") -> str:
@@ -45,6 +53,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Any:
     found = tmp_path_factory.mktemp("pictures")
     random_image(1).save(found / "one.png")
     (found / "link.png").symlink_to("/etc/hostname")
+    (found / "long.png").write_bytes(base64.b64decode(data_url(1).partition(",")[2]) + bytes(MAX_TOTAL_BYTES // 2))
     return found
 
 
@@ -81,6 +90,9 @@ def web() -> Iterator[str]:
     server.server_close()
 
 
+#: Of bodies and images.
+MAX_TOTAL_BYTES = 4 << 20
+
 ARGUMENTS = {
     "dtype": "float32",
     "max_model_len": 256,
@@ -93,6 +105,7 @@ ARGUMENTS = {
 def seeing(folder, pictures) -> Iterator[RunningServer]:
     arguments = {"model": folder, **ARGUMENTS, "allowed_local_media_path": str(pictures)}
     arguments |= {"allowed_media_domains": ["127.0.0.1"], "served_model_name": ["m"]}
+    arguments |= {"max_total_body_bytes": MAX_TOTAL_BYTES}
     with start_in_background(arguments, timeout=240) as running:
         yield running
 
@@ -131,6 +144,14 @@ def test_images_in_chat_give_what_the_library_gives(ask, expected):
     assert tokens(ask("see ", image_url(data_url(1, "WEBP"), detail="low"), "?"))[:-5] == expected[:-5]
     two = ask("see ", image_url(data_url(1)), image_url(data_url(2)))
     assert two.usage.prompt_tokens > len(expected)
+
+
+def test_an_image_from_the_command_line(aiakq, seeing, pictures, expected):
+    words = ("chat", "--url", seeing.url, "--image", str(pictures / "one.png"), "--prompt", "see ", "--json")
+    ended = aiakq(*words, "-p", "temperature=0", "-p", "max_tokens=5")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["answers"][0]["usage"]["prompt_tokens"] == len(expected) - 5 - len("?")
+    assert httpx.get(f"{seeing.url}/v1/models").json()["data"][0]["input_modalities"] == ["text", "image"]
 
 
 def test_responses_and_messages_read_images(seeing, expected):
@@ -222,6 +243,49 @@ def test_refused_parts(ask, parts, reason):
     with pytest.raises(Exception, match=reason) as raised:
         ask(*parts)
     assert raised.value.status_code == 400
+
+
+def test_files_and_pixels_count_as_memory_of_the_request(ask, pictures):
+    with pytest.raises(Exception, match="2 MiB of memory, more than the 2 MiB of a client; see --max-total-body-bytes"):
+        ask(image_url(f"file://{pictures}/long.png"))
+
+
+def test_pixels_take_the_place_of_files_in_the_memory_of_a_request():
+    budget = BodyBudget(None, 4 << 20)  # type: ignore[arg-type]
+    image_bytes.set(held := ImageBytes(budget, "a"))
+    held.hold(5000, "messages")
+    hold_pixels([MediaItem("image", "k", [(0, 1)], {"pixel_values": TensorRecord("float32", [25], bytes(100))})] * 2)
+    assert held.num_bytes == budget.num_bytes == 200
+    image_bytes.set(None)
+
+
+def test_a_client_has_a_limited_number_of_fetches(monkeypatch):
+    """Another client's are not delayed by hosts that do not answer."""
+    running: list[str] = []
+    free = asyncio.Event()
+
+    async def fetch(self: object, url: str, param: str) -> bytes:
+        running.append(url)
+        await free.wait()
+        return b""
+
+    async def ask(client: str) -> None:
+        client_of_request.set(client)
+        await images.read([ImagePart({"image": f"http://{client}/"}, "image", "p")], MediaLimits("", 9, 9))
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(ask("slow")) for _ in range(MAX_FETCHES + 3)]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(ask("other")))
+        await asyncio.sleep(0.01)
+        assert running == ["http://slow/"] * MAX_FETCHES + ["http://other/"]
+        free.set()
+        await asyncio.gather(*tasks)
+        assert len(running) == MAX_FETCHES + 4
+
+    monkeypatch.setattr(ImageUrls, "fetch", fetch)
+    images = RequestImages(None, ())
+    asyncio.run(run())
 
 
 def test_too_long_a_prompt_with_images_says_what_to_do(ask):

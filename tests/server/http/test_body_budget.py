@@ -18,7 +18,7 @@ from starlette.responses import Response
 from aiakq.errors import AiakqError
 from aiakq.server.background import RunningServer
 from aiakq.server.http.body import read_body
-from aiakq.server.http.body_budget import SMALL_BODY_BYTES, BodyBudget
+from aiakq.server.http.body_budget import SMALL_BODY_BYTES, BodyBudget, image_bytes
 
 MIB = 1 << 20
 
@@ -130,3 +130,34 @@ def test_one_client_gets_half_of_the_budget():
     asyncio.run(run())
     assert budget.num_bytes == 0 and not budget._by_client
     assert max(inside) > limit and budget.take_max_used() > limit and budget.take_max_used() == 0
+
+
+def test_images_of_unfinished_requests_are_limited_with_the_bodies():
+    """Files, then the pixels in their place; half of the limit for a client, and nothing is left of ended requests."""
+    held: list[int] = []
+
+    async def post(client: str, *sizes: int) -> str:
+        async def app(scope, receive, send) -> None:
+            images = image_bytes.get()
+            assert images is not None
+            for size in sizes:
+                images.hold(size, "messages")
+            held.append(budget.num_bytes)
+            await asyncio.sleep(0.01)
+
+        budget.app = app
+        try:
+            await budget({"type": "http", "client": (client, 1), "headers": []}, None, None)  # type: ignore[arg-type]
+        except AiakqError as failure:
+            return failure.id
+        return ""
+
+    async def run() -> None:
+        assert await post("a", 3 * MIB) == "media_refused", "trying again would not help"
+        assert await post("a", 2 * MIB, MIB, 2 * MIB) == "" and held.pop() == 2 * MIB
+        assert await asyncio.gather(*(post("a", size) for size in (MIB, MIB, 9))) == ["", "", "bodies_too_large"]
+        assert await asyncio.gather(*(post(name, 2 * MIB) for name in "abc")) == ["", "", "bodies_too_large"]
+
+    budget = BodyBudget(None, 4 * MIB)  # type: ignore[arg-type]
+    asyncio.run(run())
+    assert budget.num_bytes == 0 and not budget._by_client

@@ -80,6 +80,7 @@ def test_the_settings_are_those_of_the_model(http):
     settings = http.get("/playground/settings").json()
     assert settings["models"] == ["tinybooks", "alias/name"] and settings["task"] == "generate"
     assert settings["chat"] and settings["structured"] and settings["max_model_len"] == 1024
+    assert settings["max_images"] == 0
     for kind in ("chat", "completion"):
         fields = settings["fields"][kind]
         assert set(fields) == set(SAMPLING_FIELDS)
