@@ -10,10 +10,10 @@ import torch
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.kernels.ops.routing import SigmoidRouting
 from aiakq.runtime.build.model_loader import load_model
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.experts import SigmoidRouting
 from aiakq.runtime.loader.required import required_tensors
 
 
