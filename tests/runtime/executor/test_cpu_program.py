@@ -15,13 +15,7 @@ from aiakq.runtime.models import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason="the native kernels were not built")
 
-#: Families whose step runs operation by operation -> why.
-NOT_RECORDED = {
-    "DeepseekV2ForCausalLM": "torch computes aten.copy_.default",  # puts the parts of keys and queries together
-    "DeepseekV3ForCausalLM": "torch computes aten.copy_.default",
-    "Glm4MoeLiteForCausalLM": "torch computes aten.copy_.default",
-}
-RECORDED = [name for name in ARCHITECTURES if name not in NOT_RECORDED]
+RECORDED = list(ARCHITECTURES)
 
 
 def loaded(folder, **arguments) -> LLM:
@@ -73,13 +67,10 @@ def test_a_step_beyond_the_bounds_runs_without_the_recording(tiny_model):
     assert before.outputs[0].token_ids == after.outputs[0].token_ids
 
 
-@pytest.mark.parametrize(
-    ("architecture", "reason"), [*NOT_RECORDED.items(), ("GPTNeoXForCausalLM", "the model runs through transformers")]
-)
-def test_models_that_need_torch_operations_run_operation_by_operation(architecture, reason, tiny_model):
-    llm = loaded(tiny_model(architecture))
+def test_a_model_that_runs_through_transformers_runs_operation_by_operation(tiny_model):
+    llm = loaded(tiny_model("GPTNeoXForCausalLM"))
     assert llm.engine.executor.runner.captured is None
-    assert llm.engine.facts["step"] == f"operation by operation ({reason})"
+    assert llm.engine.facts["step"] == "operation by operation (the model runs through transformers)"
     assert answers(llm)
 
 
