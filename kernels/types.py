@@ -57,6 +57,18 @@ class ExpertsProblem:
 
 
 @dataclass(frozen=True)
+class RoutingProblem:
+    """The routing of a mixture: a Routing of ``kind`` (ops/routing.py) over a number of experts; ``dtype`` is that of
+    the scores.
+    """
+
+    kind: str
+    experts: int
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
 class NormProblem:
     """Normalization over the last dimension of [M, size]; ``kind`` is rms, or layer for layer norm."""
 

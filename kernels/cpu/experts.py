@@ -1,10 +1,11 @@
-"""CPU experts: the products of all experts that have rows, and the activation function, in one library call.
+"""CPU experts: sorting, products, activation function and weighted sums of a whole mixture as one native operation.
 
-It runs the same operations as the individual layers, so results are bit-identical to theirs.
+It computes what the individual layers do, so results are bit-identical to theirs; see src/experts_kernel.cpp.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Sequence
 from ctypes import Structure
@@ -16,9 +17,9 @@ from torch import Tensor
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.activation import NativeActivation
 from aiakq.kernels.cpu.dense import NativeDense
-from aiakq.kernels.cpu.library import TYPES, OpList
+from aiakq.kernels.cpu.library import TYPES, OpList, address
 from aiakq.kernels.cpu.linear import NativeLinear
-from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts, TorchExperts
+from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts, Routed, TorchExperts
 from aiakq.kernels.types import ExpertsProblem
 
 
@@ -59,6 +60,47 @@ class NativeExperts(GroupedExperts):
         self._scratch_per_row = -(-max_scratch // 64) * 64
         # Held while the fields of the operations are set and used by one call.
         self._lock = threading.Lock()
+        self._mixture = self._new_mixture()
+        self._mixture_ops = OpList(self._mixture)
+
+    def _new_mixture(self) -> Structure:
+        """Return the operation over all experts, which points to the layers' operations and to memory of its own."""
+        op = library.new_op("experts")
+        op.experts, op.k, op.width, op.n = len(self._first), self._k, self._width, self._n
+        op.type, op.scratch_per_row = TYPES[self._dtype], self._scratch_per_row
+        self._starts = torch.empty(op.experts + 1, dtype=torch.int32)
+        self._tables = [
+            (ctypes.c_void_p * len(group))(*(ctypes.addressof(each) for each in group))
+            for group in (self._first, self._second)
+        ]
+        op.starts = address(self._starts)
+        op.first, op.second = (ctypes.addressof(table) for table in self._tables)
+        op.act = ctypes.addressof(self._act)
+        return op
+
+    def output(self, x: Tensor, routed: Routed, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+        """x [T, K] -> [T, N]; see GroupedExperts."""
+        op, (m, top_k) = self._mixture, routed.selected.shape
+        for rows, width in ((x, self._k), (shared, self._n), (gate, 1)):
+            if rows is not None and (rows.shape != (m, width) or rows.stride(1) != 1 or rows.dtype != self._dtype):
+                raise ValueError(f"rows {list(rows.shape)} in {rows.dtype} for {m} tokens")
+        if routed.count != op.experts or not (routed.selected.is_contiguous() and routed.weights.is_contiguous()):
+            raise ValueError(f"{routed.count} experts instead of {op.experts}, or indices that are not contiguous")
+        count = m * top_k
+        sizes = (self._k, self._width, self._mid, self._n)
+        rows, both, mid, outputs = (torch.empty(count, width, dtype=x.dtype) for width in sizes)
+        pairs, places = (torch.empty(count, dtype=torch.int32) for _ in range(2))
+        scratch, y = library.allocate_scratch(count * self._scratch_per_row), torch.empty(m, self._n, dtype=x.dtype)
+        with self._mixture_ops.lock:
+            op.m, op.top_k, op.weigh_inputs = m, top_k, routed.weigh_inputs
+            op.x, op.x_stride, op.y, op.y_stride = x.data_ptr(), x.stride(0), y.data_ptr(), self._n
+            op.selected, op.weights = routed.selected.data_ptr(), routed.weights.data_ptr()
+            op.shared, op.shared_stride = (None, 0) if shared is None else (shared.data_ptr(), shared.stride(0))
+            op.gate, op.gate_stride = (None, 0) if gate is None else (gate.data_ptr(), gate.stride(0))
+            op.pairs, op.places, op.rows, op.both = (each.data_ptr() for each in (pairs, places, rows, both))
+            op.mid, op.outputs, op.scratch = mid.data_ptr(), outputs.data_ptr(), scratch.data_ptr()
+            self._mixture_ops()
+        return y
 
     def _copies(self, layers: _NativeLayers) -> list[Structure]:
         """Return copies of the operations of ``layers``, for contiguous rows."""

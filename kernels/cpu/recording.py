@@ -97,10 +97,28 @@ class Recording(TorchDispatchMode):
             return self._memory.tensor(args[0], kwargs.get("dtype") or torch.get_default_dtype())
         if func is _aten.empty_like.default and args[0].is_contiguous():
             return self._memory.tensor(args[0].shape, kwargs.get("dtype") or args[0].dtype)
+        if func is _aten.copy_.default and (op := _copy_op(*args[:2])) is not None:
+            self._record((op,))
+            return args[0]
         returned = func._schema.returns
         if returned and all(one.alias_info is not None and not one.alias_info.is_write for one in returned):
             return func(*args, **kwargs)  # a view
         raise RecordingError(f"torch computes {func}")
+
+
+def _copy_op(to: Tensor, source: Tensor) -> ctypes.Structure | None:
+    """Return the operation that copies ``source`` [M, N] or [M, B, N] to ``to`` of the same shape and dtype; None for
+    tensors that it cannot copy.
+    """
+    same = to.shape == source.shape and to.dtype == source.dtype and to.dim() in (2, 3) and to.numel() > 0
+    if not same or to.stride(-1) != 1 or source.stride(-1) != 1:
+        return None
+    to, source = (each.unsqueeze(1) if each.dim() == 2 else each for each in (to, source))
+    op, size = library.new_op("copy"), to.element_size()
+    op.m, op.batch, op.bytes = to.shape[0], to.shape[1], to.shape[2] * size
+    op.x, op.x_stride, op.x_batch_stride = source.data_ptr(), source.stride(0) * size, source.stride(1) * size
+    op.y, op.y_stride, op.y_batch_stride = to.data_ptr(), to.stride(0) * size, to.stride(1) * size
+    return op
 
 
 class _Memory:

@@ -24,6 +24,7 @@ from aiakq.kernels.ops import (
     linear,
     lora,
     norm,
+    routing,
     sampling,
     scaling,
 )
@@ -38,6 +39,7 @@ from aiakq.kernels.ops.lora import AdapterRows, LoraProblem, LoraProduct
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.kernels.ops.recurrent import RECURRENT, RecurrentOps
+from aiakq.kernels.ops.routing import BoundRouting, Routing
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.selection import Implementations, Kernel, KernelProblem, Selection, select
@@ -51,6 +53,7 @@ from aiakq.kernels.types import (
     LayerCache,
     NormProblem,
     QWeight,
+    RoutingProblem,
     SamplingProblem,
     ScalingProblem,
 )
@@ -58,7 +61,20 @@ from aiakq.kernels.types import (
 #: Operation -> its implementations, in order of preference.
 REGISTRIES: dict[str, Implementations[Any]] = {
     each.IMPLEMENTATIONS.operation: each.IMPLEMENTATIONS
-    for each in (linear, dense, lora, batched, experts, attention, norm, activation, embedding, scaling, sampling)
+    for each in (
+        linear,
+        dense,
+        lora,
+        batched,
+        routing,
+        experts,
+        attention,
+        norm,
+        activation,
+        embedding,
+        scaling,
+        sampling,
+    )
 } | RECURRENT
 
 
@@ -174,6 +190,11 @@ class Ops(RecurrentOps):
         batch, n, k = weight.shape
         problem = BatchedProblem(batch, n, k, weight.dtype, self.dtype, self.device_type)
         return self._bind(batched.IMPLEMENTATIONS, problem).prepare(weight.to(self.device), problem)
+
+    def routing(self, rule: Routing, count: int) -> BoundRouting:
+        """Bind the routing of tokens to ``count`` experts."""
+        problem = RoutingProblem(rule.kind, count, self.dtype, self.device_type)
+        return BoundRouting(rule, self._bind(routing.IMPLEMENTATIONS, problem).prepare(rule, problem))
 
     def experts(
         self, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation, gated: bool = True

@@ -79,6 +79,15 @@ class GroupedExperts(Protocol):
         outputs = self(rows, counts).float()
         return self.total(_sums(outputs if routed.weigh_inputs else outputs * weights, order, len(x)))
 
+    def output(self, x: Tensor, routed: Routed, shared: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+        """Return ``mixture`` plus the output ``shared`` [T, N] of shared experts, which are weighted by the sigmoid of
+        ``gate`` [T, 1] if there is one: x [T, K] -> [T, N] in the dtype of x, to which only the result is rounded.
+        """
+        out = self.mixture(x, routed)
+        if shared is not None:
+            out += shared if gate is None else _sigmoid_by_row(gate.float()) * shared
+        return out.to(x.dtype)
+
 
 @runtime_checkable
 class PairExperts(Protocol):
@@ -119,6 +128,15 @@ def _sums(outputs: Tensor, order: Tensor, tokens: int) -> Tensor:
     for rows in inverse.view(tokens, -1).sort(dim=1).values.T if tokens else ():
         out += outputs[rows]
     return out
+
+
+def _sigmoid_by_row(x: Tensor) -> Tensor:
+    """Return the sigmoid of x [T, 1], computed as a softmax over (x, 0).
+
+    On a CPU, ``torch.sigmoid`` computes the last elements that do not fill a vector register with different code, so
+    that its result for one element depends on the number of elements. Softmax is computed row by row.
+    """
+    return torch.softmax(F.pad(x, (0, 1)), dim=-1)[:, :1]
 
 
 class TorchExperts(GroupedExperts):

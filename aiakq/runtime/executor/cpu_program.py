@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu.attention import StepTables
-from aiakq.kernels.cpu.recording import Recording
+from aiakq.kernels.cpu.recording import Recording, RecordingError
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.models.decoder import Decoder
@@ -60,7 +60,8 @@ class Program:
         self._op_list = recording.op_list()
         self._token_ops: list[Any] = recording.with_rows(bounds.tokens)
         self._row_ops: list[Any] = recording.with_rows(max_rows)
-        assert len(self._token_ops) + len(self._row_ops) == len(recording.ops)
+        if len(self._token_ops) + len(self._row_ops) < len(recording.ops):
+            raise RecordingError("an operation has neither a row per token nor one per row of logits")
         self._input_pointers = [recording.pointers_to(numbers) for numbers in (token_ids, positions, logit_rows)]
         self._tokens, self._rows = bounds.tokens, max_rows
 

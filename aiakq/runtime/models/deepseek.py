@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
+from aiakq.kernels.ops.routing import Routing, SoftmaxRouting
 from aiakq.kernels.types import AttentionSpec, RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import Attention
-from aiakq.runtime.layers.experts import Routing, SoftmaxRouting
 from aiakq.runtime.layers.latent_attention import LatentOutput, LatentProjection, LatentSizes, LowRankQueries
 from aiakq.runtime.layers.linear import ConcatLinear
 from aiakq.runtime.layers.rotary import yarn_magnitude

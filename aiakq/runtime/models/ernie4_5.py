@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from aiakq.kernels.ops.routing import SoftmaxRouting
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.experts import SoftmaxRouting
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import MLP, Decoder, Weights
 from aiakq.runtime.models.mixture import Mixture, size

@@ -12,9 +12,10 @@ from torch import Tensor
 from aiakq.formats import mxfp4
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import REPLICATED, ExpertRole
+from aiakq.kernels.ops.routing import SoftmaxRouting
 from aiakq.kernels.types import AttentionSpec
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
+from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.builder import DecoderBuilder, unsupported
 from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.mixture import check_routing, size
@@ -53,7 +54,7 @@ class GptOssBuilder(DecoderBuilder):
             role=REPLICATED,
         )
         experts = self.ops.experts(list(zip(first, second, strict=True)), act)
-        routing = SoftmaxRouting(top_k, normalize=True)
+        routing = self.ops.routing(SoftmaxRouting(top_k, normalize=True), count)
         return SparseMLP(router, experts, count, routing, width=F, hidden=D)
 
     def experts(self, name: str, count: int, n: int, k: int, order: Tensor | None) -> list[LinearLayer]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from aiakq.kernels.ops.parallel import REPLICATED
+from aiakq.kernels.ops.routing import SoftmaxRouting
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
-from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
+from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import MLP, Decoder, Weights
 from aiakq.runtime.models.granite import GraniteBuilder
 from aiakq.runtime.models.mixture import Mixture, check_routing, fused_experts, size
@@ -31,7 +32,7 @@ class GraniteMoeBuilder(GraniteBuilder):
             router=weights.dense(weights.tensor(f"{prefix}.router.layer.weight", count, D), role=REPLICATED),
             experts=self.ops.experts(fused_experts(weights, both, down), act),
             count=count,
-            routing=routing,
+            routing=self.ops.routing(routing, count),
             width=F,
             hidden=D,
         )

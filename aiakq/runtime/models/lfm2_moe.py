@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from aiakq.kernels.ops.routing import SigmoidRouting
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.experts import SigmoidRouting
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import MLP, Decoder, Weights
 from aiakq.runtime.models.lfm2 import Lfm2Builder

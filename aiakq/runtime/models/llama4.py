@@ -5,14 +5,14 @@ routed expert per token beside a shared one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.parallel import REPLICATED
+from aiakq.kernels.ops.routing import TopSigmoidRouting
 from aiakq.kernels.types import AttentionSpec, RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.config.rope import rotated_layers
@@ -23,21 +23,6 @@ from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import MLP, Decoder, Weights
 from aiakq.runtime.models.mixture import check_routing, fused_experts, size
 from aiakq.runtime.models.qwen2_moe import gated
-
-
-@dataclass(frozen=True)
-class TopSigmoidRouting:
-    """Top-k of the scores, weighted by their sigmoid."""
-
-    top_k: int
-    sigmoid: Activation
-
-    def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """scores [T, E]; see Routing."""
-        shares, chosen = scores.topk(self.top_k, dim=-1)
-        weights = self.sigmoid(shares.contiguous())
-        assert isinstance(weights, Tensor)
-        return weights, chosen
 
 
 class Llama4Builder(DecoderBuilder):
@@ -101,7 +86,7 @@ class Llama4Builder(DecoderBuilder):
             router=self.weights.dense(self.weights.tensor(f"{prefix}.router.weight", count, D), role=REPLICATED),
             experts=self.ops.experts(fused_experts(self.weights, both.mT, down.mT), act),
             count=count,
-            routing=TopSigmoidRouting(top_k, self.ops.activation("sigmoid")),
+            routing=self.ops.routing(TopSigmoidRouting(top_k, self.ops.activation("sigmoid")), count),
             width=F,
             hidden=D,
             shared=gated(config, self.weights, f"{prefix}.shared_expert", F),

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from aiakq.kernels.ops.routing import SigmoidRouting
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.experts import SigmoidRouting, SparseMLP
+from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.builder import unsupported
 from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.mixtral import block_sparse_moe

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from aiakq.kernels.ops.routing import Routing, SoftmaxRouting
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.experts import Routing, SoftmaxRouting, SparseMLP
+from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.mixture import Mixture, size

@@ -11,9 +11,10 @@ from aiakq.errors import error
 from aiakq.formats.config_values import SIZE, read_value
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import REPLICATED, ExpertRole
+from aiakq.kernels.ops.routing import Routing
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
-from aiakq.runtime.layers.experts import Routing, SparseMLP
+from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Weights
 
 
@@ -64,7 +65,7 @@ class Mixture:
             router=weights.dense(weights.tensor(f"{prefix}.{self.router}.weight", self.count, D), role=REPLICATED),
             experts=weights.ops.experts(experts, act),
             count=self.count,
-            routing=self.routing,
+            routing=weights.ops.routing(self.routing, self.count),
             width=self.width,
             hidden=D,
         )

@@ -99,7 +99,7 @@ class NemotronHBuilder(SharedExpertsBuilder):
             router=weights.dense(weights.tensor(f"{prefix}.gate.weight", count, D), role=REPLICATED),
             experts=self.ops.experts(pairs, self.act, gated=False),
             count=count,
-            routing=routing,
+            routing=self.ops.routing(routing, count),
             shared=self.plain(f"{prefix}.shared_experts", size(raw, "moe_shared_expert_intermediate_size")),
             width=width,
             hidden=D,

@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-
+from aiakq.kernels.ops.routing import SparseMixerRouting
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.builder import LayerNormBuilder, unsupported
 from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.mixtral import block_sparse_moe
 from aiakq.runtime.models.mixture import size
-
-
-@dataclass(frozen=True)
-class SparseMixerRouting:
-    """The best expert, then the best of the others, each weighted by a softmax over the scores close to its own.
-
-    jitter  scores are excluded if their relative distance from the best one exceeds twice this value.
-    """
-
-    jitter: float
-    top_k: int = 2
-
-    def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """scores [T, E]; see Routing."""
-        left, shares, chosen = scores, [], []
-        for _ in range(self.top_k):
-            best, number = left.max(dim=-1, keepdim=True)
-            far = (best - scores) / scores.abs().clamp(min=best) > 2 * self.jitter
-            shares.append(torch.softmax(left.masked_fill(far, float("-inf")), dim=-1).gather(-1, number))
-            chosen.append(number)
-            left = left.scatter(-1, number, float("-inf"))
-        return torch.cat(shares, dim=-1), torch.cat(chosen, dim=-1)
 
 
 class PhimoeBuilder(LayerNormBuilder):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aiakq.kernels.ops.parallel import REPLICATED, ROW, Column
+from aiakq.kernels.ops.routing import SoftmaxRouting
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
-from aiakq.runtime.layers.experts import SoftmaxRouting
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import MLP, Decoder, GatedMLP, Weights
 from aiakq.runtime.models.mixture import Mixture, size

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from aiakq.errors import error
+from aiakq.kernels.ops.routing import Routing, SigmoidRouting
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.experts import Routing, SigmoidRouting
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import MLP, Weights
 from aiakq.runtime.models.mixture import Mixture, size

@@ -20,10 +20,7 @@ template <int FUNCTION> INLINE F apply(F x) {
     const F positive = max(splat(0), x);
     return positive * positive;
   }
-  if constexpr (FUNCTION == SIGMOID) {
-    const F bounded = max(splat(-80), min(splat(80), x));  // the exponential drops NaN; the difference restores it
-    return logistic(splat(1), bounded) + (bounded - bounded);
-  }
+  if constexpr (FUNCTION == SIGMOID) return sigmoid(x);
   if constexpr (FUNCTION == QUICK_GELU) return logistic(x, x * splat(QUICK));
   if constexpr (FUNCTION == CLAMPED_SWIGLU) {
     const F gate = min(splat(CLAMP), x);

@@ -6,6 +6,7 @@
 // products per instruction, accumulated in pairs.
 
 #include "kernels.h"
+#include "product_items.h"
 #include "tiles.h"
 
 namespace aiakq {
@@ -145,50 +146,64 @@ Dense product(const Dense& op, int64_t number) {
   return one;
 }
 
-// Calls work(product, number, first row, last row + 1, tile of the product) for the whole batch.
-template <class Work> INLINE void parallel_for_batch(Worker& worker, const Dense& op, int64_t row_bytes, Work work) {
-  const int64_t tiles = ceil_div(op.n, TILE);
-  Dense side_by_side = op;
-  side_by_side.n = op.batch * tiles * TILE;
-  parallel_for_tiles(worker, side_by_side, row_bytes, RowBlocks::max, [&](int64_t first, int64_t stop, int64_t tile) {
-    work(product(op, tile / tiles), tile / tiles, first, stop, tile % tiles);
-  });
-}
-
 // Floats per row of one product in the scratch memory.
 int64_t scratch_floats(const Dense& op) { return round_up(op.k, 16); }
+
+bool uses_bf16_products(const Dense& op) {
+  return op.weight_type == BFLOAT16 && op.x_type == BFLOAT16 && op.k % 2 == 0 && use_bf16_products;
+}
+
+// Whether rows are first converted to float32.
+bool is_converted(const Dense& op) {
+  return !uses_bf16_products(op) && (op.x_type != FLOAT32 || (op.k % 2 && op.weight_type == BFLOAT16));
+}
+
+// Converts what one product of the batch reads of a row.
+void convert_row(const Dense& op, int64_t item) {
+  const int64_t row = item / op.batch, number = item % op.batch, floats = scratch_floats(op);
+  float* to = (float*)op.scratch + row * op.batch * floats + number * floats;
+  const int64_t from = row * op.x_stride + number * op.x_batch_stride;
+  for (int64_t i = 0; i < op.k; i += 16)
+    store_partial(to, i, FLOAT32, load_partial(op.x, from + i, op.x_type, op.k - i), op.k - i);
+  if (op.k % 2) to[op.k] = 0;
+}
+
+// The items of all products of the batch, side by side.
+TileItems items_of(const Dense& op) {
+  TileItems items = tile_items(op, (int64_t)op.k * (uses_bf16_products(op) ? 2 : 4), RowBlocks::max);
+  items.tiles *= op.batch;
+  return items;
+}
+
+// Multiplies rows with a tile of the products side by side.
+INLINE void multiply_tile(const Dense& op, int64_t first, int64_t stop, int64_t tile) {
+  const int64_t tiles = ceil_div(op.n, TILE), number = tile / tiles;
+  const Dense one = product(op, number);
+  tile %= tiles;
+  if (uses_bf16_products(op)) return multiply_rows_bf16(one, first, stop, tile);
+  const int64_t floats = scratch_floats(op);
+  const Source x = is_converted(op) ? Source{(const float*)op.scratch + number * floats, op.batch * floats}
+                                    : Source{(const float*)one.x, op.x_stride};
+  if (op.weight_type == FLOAT32) multiply_rows<FLOAT32>(one, x, first, stop, tile);
+  if (op.weight_type == FLOAT16) multiply_rows<FLOAT16>(one, x, first, stop, tile);
+  if (op.weight_type == BFLOAT16) multiply_rows<BFLOAT16>(one, x, first, stop, tile);
+}
 
 }  // namespace
 
 int64_t scratch_bytes(const Dense& op) { return op.batch * scratch_floats(op) * 4; }
 
+int64_t packing_items(const Dense& op) { return is_converted(op) ? (int64_t)op.m * op.batch : 0; }
+void pack_item(const Dense& op, int64_t item) { convert_row(op, item); }
+int64_t product_items(const Dense& op) { return items_of(op).count(); }
+void product_item(const Dense& op, int64_t item) {
+  items_of(op).run(item, [&](int64_t first, int64_t stop, int64_t tile) { multiply_tile(op, first, stop, tile); });
+}
+
 void dense(const Dense& op, Worker& worker) {
-  if (op.weight_type == BFLOAT16 && op.x_type == BFLOAT16 && op.k % 2 == 0 && use_bf16_products)
-    return parallel_for_batch(
-        worker, op, (int64_t)op.k * 2, [&](const Dense& one, int64_t, int64_t first, int64_t stop, int64_t tile) {
-          multiply_rows_bf16(one, first, stop, tile);
-        });
-  const bool converted = op.x_type != FLOAT32 || (op.k % 2 && op.weight_type == BFLOAT16);
-  const int64_t floats = scratch_floats(op), stride = op.batch * floats;
-  if (converted) {
-    parallel_for(worker, op.m * op.batch, 1, [&](int64_t item) {
-      const int64_t row = item / op.batch, number = item % op.batch;
-      float* to = (float*)op.scratch + row * stride + number * floats;
-      const int64_t from = row * op.x_stride + number * op.x_batch_stride;
-      for (int64_t i = 0; i < op.k; i += 16)
-        store_partial(to, i, FLOAT32, load_partial(op.x, from + i, op.x_type, op.k - i), op.k - i);
-      if (op.k % 2) to[op.k] = 0;
-    });
-  }
-  parallel_for_batch(
-      worker, op, (int64_t)op.k * 4,
-      [&](const Dense& one, int64_t number, int64_t first, int64_t stop, int64_t tile) {
-        const Source x = converted ? Source{(const float*)op.scratch + number * floats, stride}
-                                   : Source{(const float*)one.x, op.x_stride};
-        if (op.weight_type == FLOAT32) multiply_rows<FLOAT32>(one, x, first, stop, tile);
-        if (op.weight_type == FLOAT16) multiply_rows<FLOAT16>(one, x, first, stop, tile);
-        if (op.weight_type == BFLOAT16) multiply_rows<BFLOAT16>(one, x, first, stop, tile);
-      });
+  if (is_converted(op)) parallel_for(worker, packing_items(op), 1, [&](int64_t item) { convert_row(op, item); });
+  parallel_for_tiles(worker, items_of(op),
+                     [&](int64_t first, int64_t stop, int64_t tile) { multiply_tile(op, first, stop, tile); });
 }
 
 }  // namespace ISA

@@ -2,6 +2,7 @@
 
 #include "kernels.h"
 #include "linear_product.h"
+#include "product_items.h"
 
 namespace aiakq {
 namespace ISA {
@@ -59,6 +60,14 @@ Product product_of(const Linear& op) {
   }
 }
 
+// A panel is packed by one thread and never split by the blocks of rows: both hold multiples of MAX_ROWS.
+void pack_rows(const Linear& op, const Product& product, int64_t item) {
+  const int64_t first = item * MAX_ROWS;
+  product.pack(op, first, min(op.m, first + MAX_ROWS));
+}
+
+TileItems items_of(const Linear& op) { return tile_items(op, 4 * words_of(op).values, MAX_ROWS); }
+
 }  // namespace
 
 int64_t scratch_bytes(const Linear& op) {
@@ -66,14 +75,18 @@ int64_t scratch_bytes(const Linear& op) {
   return 4 * (words.values + words.scales + words.sums + words.rounded);
 }
 
+int64_t packing_items(const Linear& op) { return ceil_div(op.m, MAX_ROWS); }
+void pack_item(const Linear& op, int64_t item) { pack_rows(op, product_of(op), item); }
+int64_t product_items(const Linear& op) { return items_of(op).count(); }
+void product_item(const Linear& op, int64_t item) {
+  const Product product = product_of(op);
+  items_of(op).run(item, [&](int64_t first, int64_t stop, int64_t tile) { product.multiply(op, first, stop, tile); });
+}
+
 void linear(const Linear& op, Worker& worker) {
   const Product product = product_of(op);
-  // A panel is packed by one thread and never split by the row blocks below: both hold multiples of MAX_ROWS.
-  parallel_for(worker, ceil_div(op.m, MAX_ROWS), 1, [&](int64_t item) {
-    const int64_t first = item * MAX_ROWS;
-    product.pack(op, first, min(op.m, first + MAX_ROWS));
-  });
-  parallel_for_tiles(worker, op, 4 * words_of(op).values, MAX_ROWS,
+  parallel_for(worker, packing_items(op), 1, [&](int64_t item) { pack_rows(op, product, item); });
+  parallel_for_tiles(worker, items_of(op),
                      [&](int64_t first, int64_t stop, int64_t tile) { product.multiply(op, first, stop, tile); });
 }
 

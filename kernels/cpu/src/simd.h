@@ -526,5 +526,11 @@ INLINE F logistic(F x, F z) {
   return x / (splat(1) + exponential(min(splat(0) - z, splat(80))));
 }
 
+// 1 / (1 + e^-x). The exponential drops NaN; the difference restores it.
+INLINE F sigmoid(F x) {
+  const F bounded = max(splat(-80), min(splat(80), x));
+  return logistic(splat(1), bounded) + (bounded - bounded);
+}
+
 }  // namespace ISA
 }  // namespace aiakq

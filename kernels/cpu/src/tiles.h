@@ -40,16 +40,28 @@ template <class Product> INLINE void write(const Product& op, int64_t row, int64
   store_partial(op.y, row * op.y_stride + column, op.y_type, value, count);
 }
 
-// Calls work(first row, last row + 1, tile) for every tile and block of rows; ``row_bytes`` bytes of each row are read
-// per tile. Blocks hold a multiple of ``rows`` rows.
-template <class Product, class Work>
-INLINE void parallel_for_tiles(Worker& worker, const Product& op, int64_t row_bytes, int64_t rows, Work work) {
-  const int64_t tiles = ceil_div(op.n, TILE), m_block = max(4, CACHED_BYTES / (row_bytes * rows)) * rows;
-  const int64_t items = tiles * ceil_div(op.m, m_block);
-  parallel_for(worker, items, chunk_size(worker, items, 8), [&](int64_t item) {
+// The items of a product: every tile with every block of rows.
+struct TileItems {
+  int64_t m, m_block, tiles;
+
+  int64_t count() const { return tiles * ceil_div(m, m_block); }
+
+  // Calls work(first row, last row + 1, tile).
+  template <class Work> void run(int64_t item, Work work) const {
     const int64_t first = item / tiles * m_block;
-    work(first, min(op.m, first + m_block), item % tiles);
-  });
+    work(first, min(m, first + m_block), item % tiles);
+  }
+};
+
+// ``row_bytes`` bytes of each row are read per tile. Blocks hold a multiple of ``rows`` rows.
+template <class Product> INLINE TileItems tile_items(const Product& op, int64_t row_bytes, int64_t rows) {
+  return {op.m, max(4, CACHED_BYTES / (row_bytes * rows)) * rows, ceil_div(op.n, TILE)};
+}
+
+// Calls work(first row, last row + 1, tile) for all items.
+template <class Work> INLINE void parallel_for_tiles(Worker& worker, const TileItems& items, Work work) {
+  const int64_t count = items.count();
+  parallel_for(worker, count, chunk_size(worker, count, 8), [&](int64_t item) { items.run(item, work); });
 }
 
 }  // namespace ISA

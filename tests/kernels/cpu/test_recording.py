@@ -72,6 +72,31 @@ def test_nothing_is_computed_while_recording():
     assert stack(torch.ones(2, WIDTH)).isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_copies_of_parts_of_rows_are_recorded(dtype):
+    x, y = torch.zeros(MOST, 3, 8, dtype=dtype), torch.zeros(MOST, 4, 10, dtype=dtype)
+
+    def copies() -> None:
+        y[:, :-1, 2:7] = x[:, :, :5]
+        y[:, -1, :4] = x[:, 1, 3:7]
+
+    with Recording() as recording:
+        copies()
+    assert not y.any()
+    x[:] = torch.arange(x.numel()).view(x.shape)
+    for rows in (5, MOST):
+        for op in recording.ops:
+            op.m = rows
+        recording.op_list()()
+        found = y.clone()
+        copies()
+        assert torch.equal(found[:rows], y[:rows]) and not found[rows:].any()
+        y.zero_()
+    for to, source in ((y, x[:, :, :1]), (y[:, :3, :8].float().double(), x), (y[:, :3, :8].mT, x.mT)):
+        with pytest.raises(RecordingError, match=r"torch computes aten.copy_"), Recording():
+            to.copy_(source)
+
+
 def test_memory_of_freed_tensors_is_reused():
     recording, call, _ = recorded(Stack(), torch.empty(MOST, WIDTH))
     # A layer's products, gate, norm and scratch: those of the layer after take the same places.

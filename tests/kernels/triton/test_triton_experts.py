@@ -15,6 +15,7 @@ from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.experts import ExpertLayers, PairExperts, Routed, TorchExperts
 from aiakq.kernels.ops.linear import LinearLayer, RotatedLinear, RoundedInputs
 from aiakq.kernels.ops.linear_reference import dequantize
+from aiakq.kernels.ops.routing import SigmoidRouting, SoftmaxRouting, SparseMixerRouting, TopSigmoidRouting
 from aiakq.kernels.ops.row_parallel import SummedExperts
 from aiakq.kernels.ops.sharded import ShardedExperts, shares
 from aiakq.kernels.tables import TABLES
@@ -22,9 +23,7 @@ from aiakq.kernels.triton import experts, experts_kernel, linear, linear_floats,
 from aiakq.kernels.triton.activation import TritonActivation
 from aiakq.kernels.triton.language import INTERPRETED
 from aiakq.kernels.types import ExpertsProblem, QWeight
-from aiakq.runtime.layers.experts import SigmoidRouting, SoftmaxRouting, SparseMLP
-from aiakq.runtime.models.llama4 import TopSigmoidRouting
-from aiakq.runtime.models.phimoe import SparseMixerRouting
+from aiakq.runtime.layers.experts import SparseMLP
 
 HIDDEN, WIDTH = 128, 64
 DTYPES = [torch.float16, torch.bfloat16]

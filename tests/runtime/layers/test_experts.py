@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.experts import GroupedExperts
-from aiakq.runtime.layers.experts import SoftmaxRouting, SparseMLP
+from aiakq.kernels.ops.routing import SoftmaxRouting
+from aiakq.runtime.layers.experts import SparseMLP
 
 
 def weighted_sum(x: Tensor, weights: dict[str, Tensor], top_k: int, normalize: bool) -> Tensor:

@@ -10,10 +10,10 @@ import torch
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.kernels.ops.routing import SigmoidRouting
 from aiakq.runtime.build.model_loader import load_model
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.experts import SigmoidRouting
 from aiakq.runtime.loader.required import required_tensors
 
 
@@ -35,7 +35,7 @@ def test_routings_that_transformers_does_not_compute_are_refused(
 def test_corrections_of_the_router_are_not_rounded(family: str, tiny_model: Callable[..., Path]) -> None:
     folder = tiny_model(family)
     model = load_model(EngineConfig.from_args({"model": str(folder), "dtype": "bfloat16", "device": "cpu"}))[0]
-    routing = model.blocks[1].mlp.routing  # type: ignore[attr-defined]
+    routing = model.blocks[1].mlp.routing.routing  # type: ignore[attr-defined]
     assert isinstance(routing, SigmoidRouting) and routing.correction is not None
     stored = Checkpoint.open(folder).tensor("model.layers.1.mlp.gate.e_score_correction_bias")
     assert torch.equal(routing.correction, stored.float())
