@@ -94,6 +94,10 @@ FOLDER_ERRORS = {
         "config.json has {key} = {value}, which is not supported: {reason}.",
         "If it has no effect on the answers, remove it from the file, or use --hf-overrides '{{\"{key}\": null}}'.",
     ),
+    "processor_key_unsupported": ErrorKind(
+        "{file} has {key} = {value}, which transformers' {kind} does not read.",
+        "If it has no effect on the answers, remove it from the file; text is read nevertheless.",
+    ),
     "text_model_unnamed": ErrorKind(
         "config.json does not say which language model is inside the {outer}: its text_config has no model_type.",
         "Take config.json of the original release, or give the family of the language model: "

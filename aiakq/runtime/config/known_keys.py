@@ -56,11 +56,11 @@ _ALWAYS = frozenset(
         "max_position_embeddings",  # the context length, also where there are no positions
     }
 )
-_ROTARY = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}) | {
+ROTARY = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"}) | {
     "original_max_position_embeddings"
 }
 #: Sizes, whose tensors the loader compares with those of the checkpoint: of families without such layers, nothing.
-_SHAPES = frozenset(
+SHAPES = frozenset(
     {
         *("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "moe_intermediate_size", "num_experts"),
         *("num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "num_shared_experts"),
@@ -73,7 +73,7 @@ _SHAPES = frozenset(
     }
 )
 #: Keys of rotary parameters that are computed with; several positions of a token (mrope) are the same in text.
-_ROTARY_PARAMETERS = frozenset(
+ROTARY_PARAMETERS = frozenset(
     {
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
         *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "truncate"),
@@ -98,8 +98,8 @@ _MPT_ATTENTION = frozenset(
 )
 #: Keys with objects -> the keys that these may have.
 _NESTED: Mapping[str, frozenset[str]] = {
-    "rope_parameters": _ROTARY_PARAMETERS,
-    "rope_scaling": _ROTARY_PARAMETERS,
+    "rope_parameters": ROTARY_PARAMETERS,
+    "rope_scaling": ROTARY_PARAMETERS,
     "attn_config": _MPT_ATTENTION,
 }
 #: Keys of any family -> the only values that are supported.
@@ -308,7 +308,7 @@ def completed(raw: Mapping[str, object], architecture: str) -> dict[str, Any]:
             _check_rotary(key, value)
         if key in _NESTED and isinstance(value, Mapping):
             _check_nested(key, value, kind)
-    others = _SHAPES - family.defaults.keys() - REQUIRED - family.unread
+    others = SHAPES - family.defaults.keys() - REQUIRED - family.unread
     config = {key: value for key, value in config.items() if key not in others}
     stated = {key: value for key, value in family.defaults.items() if value is not None}
     return {**stated, **config, "model_type": kind}
@@ -358,9 +358,9 @@ def _check(key: str, value: object, family: Family, kind: str) -> None:
             raise _refused(key, value, "a cap of 0 makes all scores equal, and null is none")
     elif not (
         key in _ALWAYS | REQUIRED | family.unread
-        or (family.rotary and key in _ROTARY)
-        or key in _SHAPES
-        or _is_off(key, value)
+        or (family.rotary and key in ROTARY)
+        or key in SHAPES
+        or is_off(key, value)
         or without_effect(key)
     ):
         raise _refused(key, value, f"transformers' {kind} models have no such key")
@@ -372,7 +372,7 @@ def _check_nested(key: str, values: Mapping[str, object], kind: str) -> None:
     known = _NESTED[key] if family is None else _NESTED[key] | family.rope_keys
     for name, value in values.items():
         _check_rotary(name, value)
-        if name in known or _is_off(name, value) or without_effect(name):
+        if name in known or is_off(name, value) or without_effect(name):
             continue
         if isinstance(value, Mapping):  # parameters of a kind of layers
             _check_nested(key, value, kind)
@@ -393,12 +393,7 @@ def check_unknown(key: str, value: object, kind: str) -> None:
     allowed = _FIXED.get(key)
     if allowed is not None and value is not None and value not in allowed:
         raise _refused(key, value, _only(allowed, kind))
-    if (
-        allowed is None
-        and key not in _ALWAYS | _ROTARY | _SHAPES
-        and not _is_off(key, value)
-        and not without_effect(key)
-    ):
+    if allowed is None and key not in _ALWAYS | ROTARY | SHAPES and not is_off(key, value) and not without_effect(key):
         raise _refused(key, value, f"transformers' {kind} models have no such key")
 
 
@@ -409,7 +404,7 @@ def without_effect(key: str) -> str | None:
     return next((reason for reason, pattern in _EFFECTLESS.items() if pattern.match(key)), None)
 
 
-def _is_off(key: str, value: object) -> bool:
+def is_off(key: str, value: object) -> bool:
     """Whether the value of an unknown key means that what it controls is off."""
     if len(key) > _MAX_KEY or (value is False and _ON.match(key)):
         return False

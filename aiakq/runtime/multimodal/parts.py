@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeGuard
 
 from aiakq.runtime.models.decoder import Decoder
+from aiakq.runtime.multimodal.config_keys import refused_key
 from aiakq.runtime.multimodal.encoder_files import encoder_bytes, encoder_refusal
 from aiakq.runtime.protocol.limits import TEXT_ONLY
 from aiakq.runtime.protocol.media import MediaLimits
@@ -23,7 +24,7 @@ def media_limits(config: EngineConfig, model: Model) -> MediaLimits:
     multimodal = config.multimodal
     if multimodal is None:
         return TEXT_ONLY
-    if refusal := multimodal.refusal or _refusal(model) or encoder_refusal(config):
+    if refusal := multimodal.refusal or _refusal(model) or encoder_refusal(config) or refused_key(multimodal):
         return MediaLimits(refusal)
     return MediaLimits("", multimodal.max_items, config.scheduler.encoder_cache_tokens)
 

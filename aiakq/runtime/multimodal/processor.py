@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiakq.errors import AiakqError, error, first_line
+from aiakq.runtime.multimodal.config_keys import TOKENS, check_processor_keys, processor_config
 from aiakq.runtime.multimodal.families import image_text
 from aiakq.runtime.multimodal.images import decode_image, refused
 from aiakq.runtime.protocol.media import MediaItem, TensorRecord, media_key
@@ -34,13 +35,14 @@ class ImagePreprocessor:
         [self.image_token] = tokenizer.raw_tokens([config.image_token_id])
         self._encode: Callable[[str, bool], list[int]] = tokenizer.encode
         self._processor = processor
-        self._text = image_text(config.architecture, _completed(config.raw), self.image_token, _special(tokenizer))
+        named = _special(tokenizer, config.folder)
+        self._text = image_text(config.architecture, _completed(config.raw), self.image_token, named)
         self._options = {**config.processor_kwargs, **self._text.options}
 
     @classmethod
     def load(cls, config: MultimodalConfig, tokenizer: Tokenizer) -> ImagePreprocessor:
-        """Load the image processor of a model. Raises ``no_pillow``, ``unsupported_parameter`` and
-        ``model_malformed``.
+        """Load the image processor of a model. Raises ``no_pillow``, ``unsupported_parameter``,
+        ``processor_key_unsupported`` and ``model_malformed``.
         """
         import transformers
 
@@ -57,6 +59,7 @@ class ImagePreprocessor:
         pinned = {"backend": "pil"} if int(transformers.__version__.partition(".")[0]) >= 5 else {"use_fast": False}
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True, **pinned)
+            check_processor_keys(processor, folder)
             return cls(config, processor, tokenizer)
         except (AiakqError, MemoryError):
             raise
@@ -135,9 +138,13 @@ def _completed(raw: Mapping[str, Any]) -> dict[str, Any]:
     return completed
 
 
-def _special(tokenizer: Tokenizer) -> Callable[[str, str], str]:
+def _special(tokenizer: Tokenizer, folder: str) -> Callable[[str, str], str]:
+    """Return a function for tokens by name; processor_config.json names some, and the tokenizer's config others."""
+    stated = processor_config(folder) if folder else {}
+
     def named(name: str, default: str) -> str:
-        found = getattr(getattr(tokenizer, "hf", None), name, None)
+        found = stated.get(name) if name in TOKENS else None
+        found = found or getattr(getattr(tokenizer, "hf", None), name, None)
         return found if isinstance(found, str) else default
 
     return named
