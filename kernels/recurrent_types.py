@@ -38,6 +38,16 @@ class RecurrenceProblem:
 
 
 @dataclass(frozen=True)
+class SelectiveScanProblem:
+    """A selective scan of ``channels``, each with a state of ``state_size`` elements; see ops/selective_scan.py."""
+
+    channels: int
+    state_size: int
+    dtype: torch.dtype
+    device: str
+
+
+@dataclass(frozen=True)
 class GatedNormProblem:
     """RMS norm over each group of ``group`` columns of [M, size], times silu(gate); see ops/gated_norm.py."""
 
@@ -109,6 +119,31 @@ class RecurrenceSpec:
         """Return the problem that describes this layer to implementations."""
         sizes = self.num_heads, self.num_key_heads, self.key_dim, self.value_dim
         return RecurrenceProblem(self.kind, *sizes, dtype, device)
+
+
+@dataclass(eq=False)
+class SelectiveScanSpec:
+    """A selective scan of C channels; see ops/selective_scan.py.
+
+    a_log      [C, state_size] float32: element n of a channel's state decays by e^(-e^a_log * step) per token.
+    step_bias  [C] float32, added to the input of the softplus that gives the step.
+    skip       [C] float32, factor of the values added to the output.
+    """
+
+    a_log: Tensor
+    step_bias: Tensor
+    skip: Tensor
+
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        """Shape of its state."""
+        channels, size = self.a_log.shape
+        return size, channels
+
+    def problem(self, dtype: torch.dtype, device: str) -> SelectiveScanProblem:
+        """Return the problem that describes this layer to implementations."""
+        channels, size = self.a_log.shape
+        return SelectiveScanProblem(channels, size, dtype, device)
 
 
 class States(tuple[Tensor, ...]):

@@ -282,6 +282,20 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["conv", "full_attention", "conv", "conv"],
         },
     ),
+    "MambaForCausalLM": (
+        "mamba",
+        {
+            **{key: each for key, each in _COMMON.items() if key != "num_attention_heads"}, **_PAD, "state_size": 12,
+            "time_step_rank": 10, "use_bias": True, "bos_token_id": 0, "eos_token_id": 1,
+        },
+    ),
+    "FalconMambaForCausalLM": (
+        "falcon_mamba",
+        {
+            **{key: each for key, each in _COMMON.items() if key != "num_attention_heads"}, **_PAD, "state_size": 16,
+            "intermediate_size": 224, "mixer_rms_eps": 1e-3, "bos_token_id": 0, "eos_token_id": 1,
+        },
+    ),
     "Mamba2ForCausalLM": (
         "mamba2",
         {

@@ -7,17 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.kernels.ops import convolution, gated_norm, recurrence
+from aiakq.kernels.ops import convolution, gated_norm, recurrence, selective_scan
 from aiakq.kernels.ops.convolution import Convolution
 from aiakq.kernels.ops.gated_norm import GatedNorm
 from aiakq.kernels.ops.recurrence import Recurrence
-from aiakq.kernels.recurrent_types import ConvolutionSpec, GatedNormProblem, RecurrenceSpec
+from aiakq.kernels.ops.selective_scan import SelectiveScan
+from aiakq.kernels.recurrent_types import ConvolutionSpec, GatedNormProblem, RecurrenceSpec, SelectiveScanSpec
 from aiakq.kernels.selection import Implementations, Kernel, KernelProblem
 
 #: See REGISTRIES in kernels/ops/__init__.py.
 RECURRENT: dict[str, Implementations[Any]] = {
     "convolution": convolution.IMPLEMENTATIONS,
     "recurrence": recurrence.IMPLEMENTATIONS,
+    "selective_scan": selective_scan.IMPLEMENTATIONS,
     "gated_norm": gated_norm.IMPLEMENTATIONS,
 }
 
@@ -42,6 +44,11 @@ class RecurrentOps:
         """Bind the linear recurrence of one layer."""
         problem = spec.problem(self.dtype, self.device_type)
         return self._bind(recurrence.IMPLEMENTATIONS, problem).prepare(spec, problem)
+
+    def selective_scan(self, spec: SelectiveScanSpec) -> SelectiveScan:
+        """Bind the selective scan of one layer."""
+        problem = spec.problem(self.dtype, self.device_type)
+        return self._bind(selective_scan.IMPLEMENTATIONS, problem).prepare(spec, problem)
 
     def gated_norm(self, weight: Tensor, group: int, epsilon: float, *, gate_first: bool) -> GatedNorm:
         """Bind an RMS norm over groups of ``group`` columns with ``weight`` [D] and a silu gate before or after it."""

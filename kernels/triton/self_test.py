@@ -20,7 +20,13 @@ from aiakq.kernels.ops.dense import TorchDense
 from aiakq.kernels.ops.experts import ExpertLayers, Routed, TorchExperts
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.lora import AdapterRows, LoraPart, LoraProblem
-from aiakq.kernels.recurrent_types import ConvolutionSpec, GatedNormProblem, RecurrenceSpec, StateContext
+from aiakq.kernels.recurrent_types import (
+    ConvolutionSpec,
+    GatedNormProblem,
+    RecurrenceSpec,
+    SelectiveScanSpec,
+    StateContext,
+)
 from aiakq.kernels.triton import configs
 from aiakq.kernels.triton.self_test_linear import (
     floats4,
@@ -242,8 +248,19 @@ def _recurrence(device: torch.device) -> float:
     return worst
 
 
+def _selective_scan(device: torch.device) -> float:
+    """Check a selective scan."""
+    a_log, bias, skip = (torch.randn(*shape, device=device) for shape in ((150, 12), (150,), (150,)))
+    widths = (150, 150, 12, 12, 150)
+    rows = tuple(torch.randn(21, width, device=device, dtype=torch.float16) for width in widths)
+    return _with_states("selective_scan", SelectiveScanSpec(a_log - 2, bias - 2, skip), rows, {})
+
+
 def _with_states(
-    operation: str, spec: ConvolutionSpec | RecurrenceSpec, rows: tuple[Tensor, ...], factors: dict[str, Tensor]
+    operation: str,
+    spec: ConvolutionSpec | RecurrenceSpec | SelectiveScanSpec,
+    rows: tuple[Tensor, ...],
+    factors: dict[str, Tensor],
 ) -> float:
     """Return the error of ``operation`` for rows of two sequences, of one token and of the others, and of the states
     that it saves.
@@ -413,6 +430,7 @@ FAMILIES: dict[str, Callable[[torch.device], float]] = {
     "latent attention": _latent_attention,
     "convolution": _convolution,
     "recurrence": _recurrence,
+    "selective scan": _selective_scan,
     "gated norm": _gated_norm,
     "sampling": _sampling,
     "LoRA": _lora,

@@ -11,7 +11,10 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 #: Those that take a moment; the others are in test_long_kernels.py.
-QUICK = ["norm", "activation", "gated norm", "sampling", "convolution", "recurrence", "attention", "GPTQ"]
+QUICK = [
+    *("norm", "activation", "gated norm", "sampling", "convolution", "recurrence", "selective scan", "attention"),
+    "GPTQ",
+]
 
 
 @pytest.mark.timeout(900)

@@ -10,7 +10,10 @@ from ptx.families_process import check, verdicts
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-QUICK = ["norm", "activation", "gated norm", "sampling", "convolution", "recurrence", "attention", "GPTQ"]
+QUICK = [
+    *("norm", "activation", "gated norm", "sampling", "convolution", "recurrence", "selective scan", "attention"),
+    "GPTQ",
+]
 LONG = [
     "w8a8 linear",
     "float linear",
@@ -46,5 +49,13 @@ def test_quick_families_agree_with_torch_on_sm_90():
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", ["80", "90"])
 def test_families_bear_sums_that_are_cut_off_and_approximations(arch):
-    families = ["attention", "latent attention", "LoRA", "recurrence", "weight-only linear", "experts"]
+    families = [
+        "attention",
+        "latent attention",
+        "LoRA",
+        "recurrence",
+        "selective scan",
+        "weight-only linear",
+        "experts",
+    ]
     check(verdicts(arch, *families, "--truncate", "--inexact"), families)

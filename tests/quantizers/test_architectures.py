@@ -78,6 +78,7 @@ SERVED: dict[str, dict[str, Any]] = {
         **EXPERTS, **HEADS, **DELTA_RULE, "shared_expert_intermediate_size": 32,
     },
     "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "mamba": {"state_size": 4, "time_step_rank": 24}, "falcon_mamba": {"state_size": 4, "time_step_rank": 24},
     "mamba2": {"num_heads": 32, "head_dim": 4, "state_size": 16, "n_groups": 1, "chunk_size": 16},
     "ministral": {**HEADS, "sliding_window": 8}, "ministral3": HEADS, "glm4_moe_lite": {**EXPERTS, **LATENT},
     "solar_open": {**EXPERTS, **HEADS, "first_k_dense_replace": 0}, "stablelm": {},
@@ -90,7 +91,7 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
-    "mamba": {"state_size": 4},
+    "recurrent_gemma": {"lru_width": 64, **HEADS},
 }  # fmt: skip
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi, latent attention.
@@ -98,7 +99,7 @@ SHARE = {
     ("olmoe", "awq"), ("phimoe", "awq"), ("granitemoe", "gptq"), ("glm4_moe", "smooth_quant"),
     ("gpt2", "gptq"), ("bloom", "awq"), ("deepseek_v3", "gptq"), ("falcon_h1", "weight_only_int8"),
     ("diffllama", "weight_only_int8"),
-    ("mamba", "weight_only_int8"), ("mamba2", "awq"),
+    ("mamba", "weight_only_int8"), ("mamba2", "awq"), ("recurrent_gemma", "weight_only_int8"),
 }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ _MODEL_TYPES = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "FalconH1ForCausalLM": "falcon_h1",
+    "FalconMambaForCausalLM": "falcon_mamba",
     "NemotronHForCausalLM": "nemotron_h",
     "Qwen3NextForCausalLM": "qwen3_next",
     "Qwen3_5ForCausalLM": "qwen3_5_text",
@@ -245,7 +246,9 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("use_bidirectional_attention",), bool),
     **dict.fromkeys(("clip_qkv", "final_logit_softcapping", "attn_logit_softcapping", "rope_local_base_freq"), float),
     **dict.fromkeys(("n_group", "topk_group", "num_experts_per_tok", "num_ln_in_parallel_attn"), int),
-    **dict.fromkeys(("sliding_window_pattern", "mamba_d_head"), object),  # checked where they are read
+    **dict.fromkeys(
+        ("sliding_window_pattern", "mamba_d_head", "time_step_rank", "mamba_dt_rank"), object
+    ),  # checked where they are read
     **dict.fromkeys(("no_rope_layers", "mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs"), list),
     **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), list),
     **dict.fromkeys(("attn_config",), dict),

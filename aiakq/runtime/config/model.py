@@ -30,6 +30,8 @@ _RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
 _STATES = frozenset({"conv", "linear_attention"})
 #: Kinds of layers with a recurrent state.
 _RECURRENT = _STATES | {"hybrid"}
+#: Model types without heads.
+_WITHOUT_HEADS = frozenset({"mamba", "falcon_mamba"})
 #: Kinds of layers that know no positions.
 _WITHOUT_POSITIONS = _STATES | {"mlp", "moe"}
 
@@ -192,7 +194,10 @@ def _model_config(raw: Mapping[str, object]) -> ModelConfig:
 
     architecture, raw = first_architecture(raw), _with_layers(raw)
     hidden = number("hidden_size", "n_embd", "d_model")
-    heads = number("num_attention_heads", "n_head", "num_heads", "n_heads")
+    heads = number(
+        *("num_attention_heads", "n_head", "num_heads", "n_heads"),
+        default=1 if raw.get("model_type") in _WITHOUT_HEADS else None,
+    )
     layers = number("num_hidden_layers", "n_layer", "num_layers", "n_layers")
     if layers > _MAX_LAYERS:
         raise error("model_malformed", file="config.json", reason=f"it claims {layers} layers")
@@ -349,7 +354,7 @@ def _implied_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     kind = raw.get("model_type")
     if kind == "gpt_neo":
         return _repeated_kinds(raw.get("attention_types") or [[["global", "local"], 12]], layers)
-    if kind in ("mamba2", "granitemoehybrid"):
+    if kind in ("mamba", "falcon_mamba", "mamba2", "granitemoehybrid"):
         return ("linear_attention",) * layers
     if kind == "falcon_h1":
         return ("hybrid",) * layers

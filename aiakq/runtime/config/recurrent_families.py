@@ -4,13 +4,39 @@ from __future__ import annotations
 
 import math
 
-from aiakq.runtime.config.family_keys import ATTENTION_BIAS, Family, llama_keys
+from aiakq.runtime.config.family_keys import ATTENTION_BIAS, RECURRENT, Family, llama_keys
 from aiakq.runtime.config.sparse_families import MAMBA
 
 #: Letters of ``hybrid_override_pattern``, by which Nemotron-H's files list their layers.
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 
+#: Mamba's keys; transformers' class has no intermediate_size, but lets files set it.
+_SELECTIVE: dict[str, object] = {
+    "intermediate_size": None,
+    "state_size": 16,
+    "layer_norm_epsilon": 1e-5,
+    "expand": 2,
+    "conv_kernel": 4,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "hidden_act": "silu",
+    "residual_in_fp32": True,
+    "time_step_rank": "auto",
+    "tie_word_embeddings": True,
+}
+#: Of Mamba: what only fresh weights depend on, how transformers computes prompts, and spellings of the authors' code.
+_SELECTIVE_UNREAD = frozenset(
+    {
+        *("time_step_scale", "time_step_init_scheme", "use_mambapy", "use_falcon_mambapy", "use_associative_scan"),
+        *("d_inner", "d_model", "n_layer", "ssm_cfg"),
+    }
+)
+
 RECURRENT_FAMILIES: dict[str, Family] = {
+    "mamba": Family(_SELECTIVE, fixed={"rms_norm": (True,)}, unread=_SELECTIVE_UNREAD, rotary=False, kinds=RECURRENT),
+    "falcon_mamba": Family(
+        {**_SELECTIVE, "mixer_rms_eps": 1e-6}, unread=_SELECTIVE_UNREAD, rotary=False, kinds=RECURRENT
+    ),
     "falcon_h1": Family(
         llama_keys(
             intermediate_size=14336,

@@ -23,6 +23,7 @@ from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
 RECORDED: dict[str, dict[str, set[str]]] = {
     "convolution": {"cpu": {"cpu"}},
     "recurrence": {"cpu": {"cpu"}},
+    "selective_scan": {"cpu": {"cpu"}},
     "gated_norm": {"cpu": {"cpu"}},
     "lora": {"cpu": {"cpu"}, "cuda": {"triton"}},
 }

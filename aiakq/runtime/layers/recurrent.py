@@ -11,8 +11,9 @@ from torch import Tensor
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.gated_norm import GatedNorm
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.scaling import Scaling
-from aiakq.kernels.recurrent_types import ConvolutionSpec, HybridCache, RecurrenceSpec, States
+from aiakq.kernels.recurrent_types import ConvolutionSpec, HybridCache, RecurrenceSpec, SelectiveScanSpec, States
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LayerCache, LinearInput
 from aiakq.runtime.layers.attention import Attention
 
@@ -102,6 +103,45 @@ class GatedRecurrence(RecurrentLayer):
         return self.output(self.norm(self._recurrence(mixed, gates, cache[1], context), gate))
 
 
+class SelectiveStateSpace(RecurrentLayer):
+    """A convolution and a selective scan, whose steps, keys and queries are projected from the convolution (Mamba).
+
+    project     fused projection to the values and the gate of the output.
+    parameters  projection of the convolved values to low-rank steps, keys and queries.
+    steps       projection of low-rank steps to a step per channel, without its bias.
+    norms       norms of low-rank steps, keys and queries, or None.
+    """
+
+    norms: tuple[Norm, Norm, Norm] | None = None
+
+    def __init__(
+        self,
+        project: LinearLayer,
+        convolution: ConvolutionSpec,
+        parameters: LinearLayer,
+        steps: LinearLayer,
+        scan: SelectiveScanSpec,
+        output: LinearLayer,
+        ops: Ops,
+    ) -> None:
+        super().__init__(project, [convolution.state_shape, scan.state_shape], ops)
+        self.parameters, self.steps, self.output = parameters, steps, output
+        self._convolution, self._scan = ops.convolution(convolution), ops.selective_scan(scan)
+        self._state_size = scan.state_shape[0]
+
+    def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; updates the states in ``cache``. The positions [T] are not used."""
+        values, gate = self.project(x).chunk(2, dim=-1)
+        values = self._convolution(values, cache[0], context)
+        parameters, size = self.parameters(values), self._state_size
+        rank = parameters.shape[1] - 2 * size
+        steps, keys, queries = parameters.tensor_split([rank, rank + size], dim=-1)
+        if self.norms is not None:
+            parts = zip(self.norms, (steps, keys, queries), strict=True)
+            steps, keys, queries = (_plain(norm(part)) for norm, part in parts)
+        return self.output(self._scan(values, self.steps(steps), keys, queries, gate, cache[1], context))
+
+
 class SiluGate:
     """x * silu(gate), in place of a gated norm; the interface is GatedNorm in kernels/ops/gated_norm.py."""
 
@@ -114,9 +154,13 @@ class SiluGate:
         both = torch.empty(len(x), 2 * width, dtype=x.dtype, device=x.device)
         self._copy(gate, out=both[:, :width])
         self._copy(x, out=both[:, width:])
-        gated = self._silu.gated(both)
-        assert isinstance(gated, Tensor)
-        return gated
+        return _plain(self._silu.gated(both))
+
+
+def _plain(x: LinearInput) -> Tensor:
+    """Narrow the type of a result that was computed without a requested layout."""
+    assert isinstance(x, Tensor)
+    return x
 
 
 class ParallelMixers:

@@ -60,6 +60,8 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
         "NemotronHForCausalLM": "aiakq.runtime.models.nemotron_h",
         "GraniteMoeHybridForCausalLM": "aiakq.runtime.models.granitemoehybrid",
         "Lfm2ForCausalLM": "aiakq.runtime.models.lfm2",
+        "MambaForCausalLM": "aiakq.runtime.models.mamba",
+        "FalconMambaForCausalLM": "aiakq.runtime.models.mamba",
         "Mamba2ForCausalLM": "aiakq.runtime.models.mamba2",
         "Qwen3NextForCausalLM": "aiakq.runtime.models.qwen3_next",
         "Qwen3_5ForCausalLM": "aiakq.runtime.models.qwen3_5",

@@ -16,7 +16,7 @@ from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.recurrent import GatedRecurrence, SiluGate
 from aiakq.runtime.models.builder import DecoderBuilder, Names, rows_by_part, unsupported
-from aiakq.runtime.models.decoder import Decoder, MixerBlock, Weights
+from aiakq.runtime.models.decoder import Decoder, Mixer, MixerBlock, Weights
 from aiakq.runtime.models.mixture import size
 
 
@@ -122,7 +122,7 @@ class Mamba2Builder(DecoderBuilder):
         """Return a layer."""
         return MixerBlock(self.norm(self.layer_name(layer, self.names.attention_norm)), self.attention(layer))
 
-    def attention(self, layer: int) -> GatedRecurrence:
+    def attention(self, layer: int) -> Mixer:
         """Return the state space layer."""
         raw = self.config.raw
         sizes = StateSpace(

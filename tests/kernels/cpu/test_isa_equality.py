@@ -25,8 +25,9 @@ from aiakq.kernels.cpu import (
     norm,
     recurrence,
     scaling,
+    selective_scan,
 )
-from aiakq.kernels.recurrent_types import GatedNormProblem, RecurrenceSpec, StateContext
+from aiakq.kernels.recurrent_types import GatedNormProblem, RecurrenceSpec, SelectiveScanSpec, StateContext
 from aiakq.kernels.types import (
     ActivationProblem,
     AttentionContext,
@@ -160,3 +161,15 @@ def test_recurrences_and_their_norms(native, kind):
     step.states = StateContext([0], [[(6, 1)]])
     norm_layer = gated_norm.prepare(torch.ones(288), 1e-5, GatedNormProblem(288, 72, True, torch.float32, "cpu"))
     check(native, lambda: norm_layer(layer(x, gates, torch.zeros(2, *spec.state_shape), step), rows(7, 288, x.dtype)))
+
+
+def test_selective_scans(native):
+    spec = SelectiveScanSpec(rows(40, 9, torch.float32), rows(1, 40, torch.float32)[0], torch.ones(40))
+    layer = selective_scan.prepare(spec, spec.problem(torch.float32, "cpu"))
+    values, steps, gate = rows(7, 120, torch.float32).chunk(3, dim=-1)
+    keys, queries = rows(7, 18, torch.float32).chunk(2, dim=-1)
+    starts, lengths = torch.tensor([0, 7], dtype=torch.int32), torch.tensor([7], dtype=torch.int32)
+    step = AttentionContext(starts, lengths, torch.zeros(7, dtype=torch.int64), lengths[None], 0, [0, 7], [7])
+    step.states = StateContext([0], [[(6, 1)]])
+    states = torch.zeros(2, *spec.state_shape)
+    check(native, lambda: layer(values, steps, keys, queries, gate, states.zero_(), step))

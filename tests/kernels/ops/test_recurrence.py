@@ -1,4 +1,5 @@
-"""Convolutions, recurrences and gated norms of every implementation: values, states, the same bits in every step."""
+"""Convolutions, recurrences, selective scans and gated norms of every implementation: values, states, the same bits in
+every step."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.cpu import library
-from aiakq.kernels.ops import convolution, gated_norm, recurrence
+from aiakq.kernels.ops import convolution, gated_norm, recurrence, selective_scan
 from aiakq.kernels.recurrent_types import (
     ConvolutionSpec,
     GatedNormProblem,
     RecurrenceSpec,
+    SelectiveScanSpec,
     StateContext,
 )
 from aiakq.kernels.types import AttentionContext
@@ -73,10 +75,23 @@ def of_recurrence(kind: str, sizes: tuple[int, int, int, int]) -> Callable[..., 
     return made
 
 
+def of_selective_scan(module, dtype: torch.dtype) -> tuple[Layer, tuple[int, ...], int]:
+    """Steps on both sides of where softplus changes its form, and some too small for the sum of 1 and e^x."""
+    spec = SelectiveScanSpec(random(70, 9, seed=3) - 4, 12 * random(70, seed=4), random(70, seed=5))
+    layer = module.prepare(spec, spec.problem(dtype, "cpu"))
+
+    def call(x: Tensor, states: Tensor, step: AttentionContext) -> Tensor:
+        values, steps, keys, queries, gate = x.split([70, 70, 9, 9, 70], dim=-1)
+        return layer(values, steps, keys, queries, gate, states, step)
+
+    return call, spec.state_shape, 228
+
+
 LAYERS = {
     "convolution": (convolution, of_convolution),
     "state_space": (recurrence, of_recurrence("state_space", (6, 2, 24, 40))),
     "delta_rule": (recurrence, of_recurrence("delta_rule", (4, 2, 33, 72))),
+    "selective_scan": (selective_scan, of_selective_scan),
     "wide heads": (recurrence, of_recurrence("delta_rule", (2, 2, 16, 150))),
 }
 

@@ -60,6 +60,7 @@ def test_the_same_as_on_a_cpu(architecture, device, on_triton, tiny_model):
         ("DeepseekV3ForCausalLM", {"attention", "experts"}),
         ("Qwen3NextForCausalLM", {"attention", "convolution", "recurrence", "gated_norm", "experts"}),
         ("Mamba2ForCausalLM", {"convolution", "recurrence", "gated_norm"}),
+        ("FalconMambaForCausalLM", {"convolution", "selective_scan", "norm"}),
         ("GptOssForCausalLM", {"attention", "experts"}),
     ],
 )

@@ -1,4 +1,5 @@
-"""Convolutions, recurrences and gated norms in Triton: values, states, the same bits however tokens are cut."""
+"""Convolutions, recurrences, selective scans and gated norms in Triton: values, states, the same bits however tokens
+are cut."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from aiakq.kernels.ops import Ops, convolution, gated_norm, recurrence
+from aiakq.kernels.ops import Ops, convolution, gated_norm, recurrence, selective_scan
 from aiakq.kernels.recurrent_types import (
     ConvolutionSpec,
     GatedNormProblem,
     RecurrenceProblem,
     RecurrenceSpec,
+    SelectiveScanProblem,
+    SelectiveScanSpec,
     StateContext,
 )
 from aiakq.kernels.triton.recurrence import MAX_KEY_SIZE, columns
@@ -76,6 +79,23 @@ def of_recurrence(kind, *sizes):
     return made, spec.state_shape, spec.width + heads * (2 if kind == "delta_rule" else 1)
 
 
+def of_selective_scan(channels, size):
+    shapes = {3: (channels, size), 4: (channels,), 5: (channels,)}
+
+    def spec_on(device):
+        a_log, step_bias, skip = (normal(*shape, seed=n).to(device) for n, shape in shapes.items())
+        return SelectiveScanSpec(a_log - 2, 3 * step_bias - 3, skip)
+
+    widths, spec = (channels, channels, size, size, channels), spec_on(torch.device("cpu"))
+
+    def made(name, dtype, device):
+        module = selective_scan.IMPLEMENTATIONS.load(name)
+        layer = module.prepare(spec_on(device), spec.problem(dtype, device.type))
+        return lambda x, states, step: layer(*x.split(widths, dim=-1), states, step)
+
+    return made, spec.state_shape, sum(widths)
+
+
 LAYERS = {
     "convolution": of_convolution(150, 4),
     "plain convolution": of_convolution(20, 3, bias=False, silu=False, factors=False),
@@ -83,6 +103,8 @@ LAYERS = {
     "state_space": of_recurrence("state_space", 4, 2, 24, 40),
     "delta_rule": of_recurrence("delta_rule", 2, 1, 33, 40),
     "wide heads": of_recurrence("delta_rule", 1, 1, 200, 20),
+    "selective_scan": of_selective_scan(150, 12),
+    "wide states": of_selective_scan(10, 200),
 }
 
 
@@ -243,12 +265,16 @@ def test_what_it_does_not_compute_is_refused_by_name():
     assert module.supports(wide) == "keys have at most 1024 elements"
     single = RecurrenceProblem("delta_rule", 4, 2, 64, 64, torch.float32, "cuda")
     assert module.supports(single) == "activations are float16 or bfloat16, not torch.float32"
+    module = selective_scan.IMPLEMENTATIONS.load("triton")
+    wide = SelectiveScanProblem(64, 257, torch.float16, "cuda")
+    assert module.supports(wide) == "states have at most 256 elements"
 
 
 def test_a_gpu_takes_them_for_activations_of_16_bits():
     specs = {
         "convolution": ConvolutionSpec(torch.empty(64, 4)),
         "recurrence": RecurrenceSpec("delta_rule", 4, 2, 64, 64, torch.empty(4), torch.empty(4)),
+        "selective_scan": SelectiveScanSpec(torch.empty(64, 16), torch.empty(64), torch.empty(64)),
     }
     for dtype, name in ((torch.bfloat16, "triton"), (torch.float32, "torch")):
         ops = Ops(torch.device("cuda"), dtype)

@@ -139,7 +139,7 @@ def test_windows_are_per_layer() -> None:
 @pytest.mark.parametrize(
     ("config", "missing"),
     [
-        ({"architectures": ["MambaForCausalLM"], "hidden_size": 64, "n_layer": 2, "vocab_size": 9}, "num_attention"),
+        ({"architectures": ["RwkvForCausalLM"], "hidden_size": 64, "n_layer": 2, "vocab_size": 9}, "num_attention"),
         (
             {
                 "architectures": ["ChatGLMModel"],

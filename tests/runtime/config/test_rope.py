@@ -12,7 +12,20 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.config.rope import rope_parameters
 
 #: Their positions are not rotary, or have no base in their config.
-OTHERS = {"nemotron_h", "opt", "gptj", "bloom", "mpt", "gpt2", "gpt_bigcode", "mamba2", "codegen", "gpt_neo"}
+OTHERS = {
+    "falcon_mamba",
+    "mamba",
+    "nemotron_h",
+    "opt",
+    "gptj",
+    "bloom",
+    "mpt",
+    "gpt2",
+    "gpt_bigcode",
+    "mamba2",
+    "codegen",
+    "gpt_neo",
+}
 
 
 def bases(rope: dict[str, Any]) -> set[tuple[str, float]]:

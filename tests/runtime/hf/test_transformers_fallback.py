@@ -47,12 +47,12 @@ def test_an_architecture_with_other_state_is_refused(tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
-        "mamba", vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4, num_attention_heads=1
+        "recurrent_gemma", vocab_size=64, hidden_size=32, num_hidden_layers=1, lru_width=32, num_attention_heads=1
     )
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "mamba")
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     with pytest.raises(AiakqError) as caught:
-        _load(tmp_path / "mamba")
+        _load(tmp_path / "model")
     assert caught.value.id == "model_unsupported"
 
 

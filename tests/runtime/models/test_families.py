@@ -219,6 +219,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"use_bias": True, "use_conv_bias": False, "time_step_limit": [0.05, 0.4], "tie_word_embeddings": True},
         {},
     ),
+    "mamba with another width": (
+        "MambaForCausalLM",
+        {"expand": 3, "use_bias": False, "use_conv_bias": False, "tie_word_embeddings": False, "time_step_rank": 8},
+        {"intermediate_size": None, "time_step_rank": "auto", "rms_norm": True, "d_inner": 384, "ssm_cfg": {}},
+    ),
     "qwen3_next with biases and a pattern": (
         "Qwen3NextForCausalLM",
         {
@@ -263,10 +268,13 @@ def test_variants_of_families(name, tiny_model, tmp_path):
     assert largest_difference(ours(folder), expected) < TOLERANCE
 
 
-@pytest.mark.parametrize(("architecture", "name"), [("Mamba2", "expand"), ("Qwen3Next", "linear_num_value_heads")])
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [("Mamba2", "expand"), ("FalconMamba", "state_size"), ("Qwen3Next", "linear_num_value_heads")],
+)
 def test_sizes_that_no_model_has_are_refused(architecture, name, tiny_model, tmp_path):
     folder = rewritten(tiny_model(f"{architecture}ForCausalLM"), tmp_path / "model", {name: 2**26})
-    with pytest.raises(AiakqError, match="linear_num_value_heads|outputs|do not make"):
+    with pytest.raises(AiakqError, match="linear_num_value_heads|outputs|do not make|A_log"):
         ours(folder)
 
 
