@@ -359,7 +359,7 @@ class SpeculationArguments:
 
     speculative_config: dict[str, object] | None = argument(
         None,
-        "Speculative decoding, as a JSON object: method (ngram, suffix, draft_model, eagle3), "
+        "Speculative decoding, as a JSON object: method (ngram, suffix, draft_model, eagle3, mtp), "
         "model, quantization, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, suffix_decoding_*, "
         "disable_by_batch_size, max_model_len. "
         "The output is bit-identical to that without.",
@@ -368,7 +368,8 @@ class SpeculationArguments:
     speculative_model: str | None = argument(
         None,
         "Proposer of draft tokens: [ngram] for n-gram lookup in the prompt and output, [suffix] for suffix decoding, "
-        "also over earlier outputs, or the folder or hub name of an EAGLE-3 head, or of a draft model with the same "
+        "also over earlier outputs, [mtp] for the model's own layer for multi-token prediction, "
+        "or the folder or hub name of an EAGLE-3 head, or of a draft model with the same "
         "vocabulary, such as a quantized version of this model.",
         flags=("--speculative-model", "--spec-model"),
     )

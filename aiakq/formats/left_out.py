@@ -76,6 +76,15 @@ def prediction_layers(names: Iterable[str], num_layers: int) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def of_first_prediction_layer(names: Iterable[str], num_layers: int) -> set[str]:
+    """Return those of ``names`` that belong to the first layer behind the model's ``num_layers`` that predicts further
+    tokens, which speculative decoding may read.
+    """
+    names = set(names)
+    first = tuple(each for each in prediction_layers(names, num_layers) if each.endswith(f"layers.{num_layers}."))
+    return {name for name in names if name.startswith(first)}
+
+
 def describe(names: Collection[str]) -> list[str]:
     """Return one phrase per kind of tensor that is left out, for the start-up table and ``aiakq inspect``."""
     scales = [name for name in names if is_cache_scale(name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.contradictions import contradictions
+from aiakq.formats.left_out import of_first_prediction_layer
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.row_parallel import Collective, operations_of_rank
 from aiakq.kernels.selection import BACKENDS
@@ -27,7 +28,10 @@ def weights_for(config: EngineConfig, collective: Collective | None = None) -> C
     if config.load.load_format == "dummy":
         return DummyWeights(config, operations(config, False, collective))
     weights = open_weights(config, collective)
-    weights.left_out = check_inventory(config.model, weights.checkpoint)
+    left_out = check_inventory(config.model, weights.checkpoint)
+    if config.draft is not None and config.draft.load == config.load:
+        left_out -= of_first_prediction_layer(left_out, config.model.num_layers)
+    weights.left_out = left_out
     return weights
 
 

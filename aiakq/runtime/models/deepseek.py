@@ -143,7 +143,7 @@ class Glm4MoeLiteBuilder(DeepseekBuilder):
     def is_dense(self, layer: int) -> bool:
         """Whether a layer has a dense MLP."""
         kinds = self.raw.get("mlp_layer_types")
-        return kinds[layer] == "dense" if kinds else layer == 0
+        return layer < len(kinds) and kinds[layer] == "dense" if kinds else layer == 0
 
 
 _BUILDERS: Mapping[str, type[DeepseekBuilder]] = {

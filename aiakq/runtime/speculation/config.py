@@ -8,7 +8,7 @@ from typing import Any
 from aiakq.arguments.argument import argument, checked_value, part_of, rows_of
 from aiakq.arguments.engine import EngineArguments, SpeculationArguments
 from aiakq.errors import error
-from aiakq.runtime.speculation.methods import NGRAM, PROPOSERS, SUFFIX, resolve
+from aiakq.runtime.speculation.methods import MTP, NGRAM, PROPOSERS, SUFFIX, resolve
 
 _ROWS = {row.name: row for row in rows_of(SpeculationArguments, "scheduling")}
 
@@ -54,7 +54,7 @@ class SpeculationConfig(SuffixKeys):
     """Where draft tokens come from, and how many there are.
 
     method                  a name of PROPOSERS.
-    model, quantization     the draft model, and its expected quantization method.
+    model, quantization     the draft model, which is the target for ``mtp``, and its expected quantization method.
     num_speculative_tokens  maximum number of draft tokens of a sequence in a step.
     prompt_lookup_max, prompt_lookup_min  longest and shortest n-gram that is looked up.
     disable_by_batch_size   no draft tokens while this many sequences run.
@@ -82,6 +82,11 @@ class SpeculationConfig(SuffixKeys):
             return None
         option = "--speculative-model" if args.speculative_config is None else "--speculative-config"
         values["method"], values["model"] = resolve(values.get("method"), values.get("model"), option)
+        if values["method"] == MTP:  # what proposes is a part of the target's checkpoint
+            if values["model"] not in (None, args.model):
+                expected = f"{args.model}, or none: the layers for multi-token prediction are the target's own"
+                raise error("bad_option", option=option, value=values["model"], expected=expected, hint="")
+            values["model"] = args.model
         if values["method"] == SUFFIX:  # it proposes as many as the match is worth
             values.setdefault("num_speculative_tokens", values.get("suffix_decoding_max_tree_depth", _MAX_TREE_DEPTH))
         stages = args.pipeline_parallel_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiakq.errors import AiakqError, error
 from aiakq.registry import Registry
 
-NGRAM, SUFFIX, DRAFT_MODEL, EAGLE3 = "ngram", "suffix", "draft_model", "eagle3"
+NGRAM, SUFFIX, DRAFT_MODEL, EAGLE3, MTP = "ngram", "suffix", "draft_model", "eagle3", "mtp"
 
 #: Method -> a ``Proposer`` (runtime/speculation/proposers.py), or a module where the method needs a model
 #: (runtime/speculation/draft_model/loading.py).
@@ -16,6 +16,7 @@ PROPOSERS: Registry[object] = Registry(
         SUFFIX: "aiakq.runtime.speculation.suffix:SuffixProposer",
         DRAFT_MODEL: "aiakq.runtime.speculation.draft_model.loading",
         EAGLE3: "aiakq.runtime.speculation.eagle3.loading",
+        MTP: "aiakq.runtime.speculation.mtp.loading",
     },
 )
 
@@ -34,14 +35,17 @@ _REFUSED = {
     "domino": "Domino heads predict a block of draft tokens at once, which attend to each other in both directions",
     "eagle": "heads of EAGLE-1 and EAGLE-2 predict hidden states and are trained for one draft token only, so that few "
     "tokens of a chain are accepted",
-    "mtp": "layers for multi-token prediction belong to the target's checkpoint, and are not loaded",
+    "mtp": "layers for multi-token prediction are read from the target's checkpoint, by the method mtp without a model",
 }
+
+#: vLLM has a name for the layers of each family (``deepseek_mtp``), all of which mean this method.
+_MTP_SUFFIX = "_mtp"
 
 
 def check_supported(name: str) -> None:
     """Raise ``unsupported`` for a method, or the architecture of a head, that is known and refused."""
     normalized = name.lower().replace("_", "").replace("-", "")
-    if "eagle3" in normalized:
+    if "eagle3" in normalized or name == MTP:
         return
     for kind, reason in _REFUSED.items():
         if kind in normalized:
@@ -50,13 +54,17 @@ def check_supported(name: str) -> None:
 
 
 def resolve(method: str | None, model: str | None, option: str) -> tuple[str, str | None]:
-    """The method and its model, if it needs one, of a configuration; ``[ngram]`` as a model names a method. Raises
-    ``bad_option``, ``unsupported`` and ``plugin``.
+    """The method and its model, if it needs one, of a configuration; ``[ngram]`` as a model names a method. The model
+    of ``mtp`` is the target, or None. Raises ``bad_option``, ``unsupported`` and ``plugin``.
     """
     named = model[1:-1] if model is not None and model.startswith("[") and model.endswith("]") else model
     if named is not None and named in PROPOSERS and not _needs_model(named) and method in (None, named):
         return named, None
     resolved = method or DRAFT_MODEL
+    if isinstance(resolved, str) and resolved.endswith(_MTP_SUFFIX) and resolved not in PROPOSERS:
+        resolved = MTP
+    if resolved == MTP and not (model or "").startswith("["):
+        return MTP, model
     if isinstance(resolved, str) and not (model or "").startswith("["):
         check_supported(resolved)
         if resolved in PROPOSERS and _needs_model(resolved) == (model is not None):
@@ -66,7 +74,7 @@ def resolve(method: str | None, model: str | None, option: str) -> tuple[str, st
 
 def _needs_model(method: str) -> bool:
     """Whether ``method`` needs a model."""
-    if method in (NGRAM, SUFFIX):
+    if method in (NGRAM, SUFFIX, MTP):
         return False
     return method in (DRAFT_MODEL, EAGLE3) or hasattr(PROPOSERS.load(method), "configure")
 

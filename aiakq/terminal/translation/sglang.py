@@ -41,7 +41,7 @@ def _quantization(value: str) -> object:
 
 
 def _drafts(value: str) -> object:
-    methods = {"EAGLE3": "eagle3", "NGRAM": "ngram", "STANDALONE": "draft_model"}
+    methods = {"EAGLE3": "eagle3", "NGRAM": "ngram", "STANDALONE": "draft_model", "NEXTN": "mtp"}
     if value.upper() not in methods:
         raise WithoutEffect(NO_DRAFTS)
     return methods[value.upper()]

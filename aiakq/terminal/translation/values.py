@@ -11,7 +11,10 @@ from aiakq.terminal.translation.rules import Changed, Unavailable, WithoutEffect
 #: Drafts never change an answer here (docs/speculation.md), so that a method that is missing costs only time.
 NO_DRAFTS = "there are no drafts of this kind; answers are the same without, only slower"
 _METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
-_DRAFT_METHODS = ("ngram", "suffix", "draft_model", "eagle3")
+_DRAFT_METHODS = (
+    *("ngram", "suffix", "draft_model", "eagle3"),
+    *("mtp", "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp"),
+)
 
 
 def mapped(values: Mapping[str, object], reason: str, *, others: bool = False) -> Callable[[str], object]:

@@ -19,6 +19,10 @@ from aiakq.runtime.speculation.methods import PROPOSERS, check_supported, resolv
         (None, "org/model", ("draft_model", "org/model")),
         ("draft_model", "org/model", ("draft_model", "org/model")),
         ("eagle3", "org/head", ("eagle3", "org/head")),
+        ("mtp", None, ("mtp", None)),
+        (None, "[mtp]", ("mtp", None)),
+        ("deepseek_mtp", None, ("mtp", None)),
+        ("glm4_moe_mtp", "org/target", ("mtp", "org/target")),
     ],
 )
 def test_a_method_and_its_model(method, model, found):
@@ -45,7 +49,7 @@ def test_what_does_not_go_together_is_refused(method, model):
         ("MLPSpeculatorPreTrainedModel", "last hidden state"),
         ("mlp_speculator", "last hidden state"),
         ("deepseek_mtp", "target's checkpoint"),
-        ("mtp", "target's checkpoint"),
+        ("MTPDraftModel", "target's checkpoint"),
         ("peagle", "P-EAGLE"),
         ("dflash", "DFlash"),
         ("Qwen3DSparkModel", "DSpark"),

@@ -24,6 +24,7 @@ from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import Block, Decoder, Weights
 from aiakq.runtime.models.interface import ModelInput
 from aiakq.runtime.models.stage import whole_model
+from aiakq.runtime.speculation.draft_head import DraftHead, plain
 from aiakq.runtime.speculation.eagle3.config import Eagle3Config
 
 #: The embedding of the target model, for heads that have none and cannot share the one in memory.
@@ -35,7 +36,7 @@ _LAYERS, _ROOTS = ("midlayer", "layers.0"), ("", "model.")
 
 
 @dataclass(kw_only=True)
-class Eagle3Head(Decoder):
+class Eagle3Head(DraftHead):
     """The head as a model of one layer over hidden states of the target model (``ModelInput.hidden``).
 
     fc                    from the auxiliary hidden states, side by side, to the width of the head.
@@ -56,19 +57,14 @@ class Eagle3Head(Decoder):
     norm_output: bool
     target_ids: Tensor | None
 
-    @property
-    def takes_hidden(self) -> bool:
-        """True: it reads the target model's."""
-        return True
-
     def fuse(self, aux_hidden_states: list[Tensor]) -> Tensor:
         """Hidden states [T, target hidden] of the target model's auxiliary layers -> [T, hidden], for ``compute``."""
         if self.aux_norms:
             aux_hidden_states = [
-                _tensor(norm(states)) for norm, states in zip(self.aux_norms, aux_hidden_states, strict=True)
+                plain(norm(states)) for norm, states in zip(self.aux_norms, aux_hidden_states, strict=True)
             ]
         side_by_side = torch.cat(aux_hidden_states, dim=1)
-        return self.fc(side_by_side if self.input_norm is None else _tensor(self.input_norm(side_by_side)))
+        return self.fc(side_by_side if self.input_norm is None else plain(self.input_norm(side_by_side)))
 
     def compute(self, step: ModelInput, caches: list[LayerCache]) -> Tensor:
         """Logits [R, draft vocabulary] in the activation dtype; also adds the head's own hidden states [R, hidden],
@@ -78,8 +74,8 @@ class Eagle3Head(Decoder):
         [block], [cache] = self.blocks, caches
         assert isinstance(block, Block) and block.mlp is not None and self.norm is not None and self.head is not None
         fused = step.hidden.x
-        normed = _tensor(self.hidden_norm(fused))
-        embedded = _tensor(block.attention_norm(self.embedding(step.token_ids)))
+        normed = plain(self.hidden_norm(fused))
+        embedded = plain(block.attention_norm(self.embedding(step.token_ids)))
         width = embedded.shape[1]
         both = torch.empty(len(embedded), 2 * width, dtype=embedded.dtype, device=embedded.device)
         self.copy(embedded, out=both[:, :width])
@@ -89,7 +85,7 @@ class Eagle3Head(Decoder):
         out = block.mlp(block.mlp_norm(x, attended, block.mlp.input_layout(len(x))))
         # The norm adds the second to the first, in place.
         x, out = self._select_rows(x, step.logit_rows), self._select_rows(out, step.logit_rows)
-        last = _tensor(self.norm(x, out))
+        last = plain(self.norm(x, out))
         step.aux_hidden_states.append(last if self.norm_output else x)
         return self.head(last)
 
@@ -178,12 +174,6 @@ class Eagle3Builder(DecoderBuilder):
             norm_output=eagle.norm_output,
             target_ids=self.target_ids(),
         )
-
-
-def _tensor(x: object) -> Tensor:
-    """What an operation returns that was given no layout."""
-    assert isinstance(x, Tensor)
-    return x
 
 
 def shared_embedding(config: EngineConfig, draft: EngineConfig, target: Decoder) -> EmbeddingLayer:

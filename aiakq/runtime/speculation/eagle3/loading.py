@@ -26,7 +26,7 @@ from aiakq.runtime.speculation.eagle3.config import (
     unsupported_head,
 )
 from aiakq.runtime.speculation.eagle3.head import Eagle3Builder, Eagle3Head, shared_embedding
-from aiakq.runtime.speculation.eagle3.proposer import Eagle3Proposer
+from aiakq.runtime.speculation.head_proposer import HeadProposer, new_head_proposer
 
 #: Parts of the names of tensors of other heads, and the error for them.
 _OTHER_HEADS: dict[str, Callable[[], AiakqError]] = {
@@ -98,12 +98,9 @@ def _required(head: Eagle3Config, opened: CheckpointWeights) -> RequiredTensors:
     return required
 
 
-def new_proposer(config: EngineConfig, runner: Runner, target: Model, bounds: Bounds) -> Eagle3Proposer:
+def new_proposer(config: EngineConfig, runner: Runner, target: Model, bounds: Bounds) -> HeadProposer:
     """The proposer that runs it."""
-    assert config.draft is not None
-    runner.shift = 1
-    length = min(bounds.length, config.draft.model.num_positions)
-    return Eagle3Proposer(runner, target.sampler, target.vocab_size, length)
+    return new_head_proposer(config, runner, target, bounds)
 
 
 def _check_ids(draft: EngineConfig, head: Eagle3Head) -> None:

@@ -27,7 +27,7 @@ from aiakq.runtime.protocol.step import SampledToken
 from aiakq.runtime.speculation import step_costs
 from aiakq.runtime.speculation.draft_length import StepCosts
 from aiakq.runtime.speculation.eagle3.head import Eagle3Head
-from aiakq.runtime.speculation.eagle3.proposer import Part
+from aiakq.runtime.speculation.head_proposer import Part
 
 PROMPT = [7, 300, 21, 5, 90, 41, 7, 300, 8, 111, 4, 77, 250]
 #: The head of speculators' layout.

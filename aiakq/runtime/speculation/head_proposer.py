@@ -1,4 +1,4 @@
-"""Eagle3Proposer: proposes chains of draft tokens with an EAGLE-3 head, from the hidden states of the target model."""
+"""HeadProposer: proposes chains of draft tokens with a head that reads the hidden states of the target model."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from torch import Tensor
 
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.transfer import on_device
+from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.executor.cpu_program import Bounds
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampler import sample
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
-from aiakq.runtime.models.interface import ModelInput, StageOutput, whole_logits
+from aiakq.runtime.models.interface import Model, ModelInput, whole_logits
 from aiakq.runtime.protocol.step import Chunk, ChunkResult
 from aiakq.runtime.speculation.draft_chain import DraftChain
-from aiakq.runtime.speculation.eagle3.head import Eagle3Head
+from aiakq.runtime.speculation.draft_head import DraftHead
 
 
-class Eagle3Proposer:
-    """A ``ModelProposer`` over an EAGLE-3 head.
+class HeadProposer:
+    """A ``ModelProposer`` over an EAGLE-3 head or the target's own layer for multi-token prediction.
 
     The head follows every step, because the hidden states of the target model are gone after it. A draft token is
     sampled with the parameters, random number and grammar of the token that it is for. Position i of the head's cache
@@ -31,7 +33,7 @@ class Eagle3Proposer:
     """
 
     def __init__(self, runner: Runner, sampler: Sampler, vocab_size: int, max_length: int) -> None:
-        assert isinstance(runner.model, Eagle3Head)
+        assert isinstance(runner.model, DraftHead)
         self.runner, self._head = runner, runner.model
         self._sampler, self._vocab_size, self._max_length = sampler, vocab_size, max_length
 
@@ -90,7 +92,8 @@ class Eagle3Proposer:
         step = self.runner.prepare(chunks, [part.sequence for part in parts], running)
         tokens = step.model_input.token_ids
         padded = [*rows, *[0] * (len(tokens) - len(rows))]
-        step.model_input.hidden = StageOutput(states.index_select(0, on_device(padded, states.device)), None)
+        rows_of_states = states.index_select(0, on_device(padded, states.device))
+        step.model_input.hidden = self._head.stage_input(step.model_input, rows_of_states)
         logits = whole_logits(self.runner.forward(step.model_input))
         [own_states] = step.model_input.aux_hidden_states
         proposing = [(part, found[-1]) for part, found in zip(parts, step.logit_rows, strict=True) if part.num_wanted]
@@ -130,3 +133,11 @@ class Part(DraftChain):
     def first_chunk(self, samples: bool) -> Chunk:
         """The known tokens; ``samples``: also if no draft token is wanted."""
         return Chunk(self._chunk.slot, self._first, self.count, [], samples or self.num_wanted > 0)
+
+
+def new_head_proposer(config: EngineConfig, runner: Runner, target: Model, bounds: Bounds) -> HeadProposer:
+    """The proposer for the head of ``runner``, which reads the token behind each position."""
+    assert config.draft is not None
+    runner.shift = 1
+    length = min(bounds.length, config.draft.model.num_positions)
+    return HeadProposer(runner, target.sampler, target.vocab_size, length)

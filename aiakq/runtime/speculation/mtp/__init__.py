@@ -1,0 +1,1 @@
+"""Layers for multi-token prediction, which a checkpoint holds beside the layers of the model itself."""
