@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -11,13 +13,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.cpu import library
-from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleResults, SampleRow, TokenMasks, TopTokens
+from aiakq.kernels.ops.sampling import (
+    ModifiedLogits,
+    RowPenalties,
+    SampleOutcome,
+    SampleResults,
+    SampleRow,
+    TokenMasks,
+    TopTokens,
+)
 from aiakq.kernels.types import SamplingProblem
 
 #: Minimum size of all rows of logits, in bytes, for sampling with several threads.
 SHARED_FROM = 1 << 17
 #: Rows of a new table.
 _FIRST_ROWS = 16
+#: Room for tokens that will occur in a sequence with penalties: at least, and as a share of those that have.
+_SPARE, _SPARE_SHARE = 32, 0.25
 
 
 def supports(problem: SamplingProblem) -> str | None:
@@ -46,6 +58,52 @@ class NativePendingSamples:
         return self._results
 
 
+class NativePenalties:
+    """See CountedPenalties. The library appends to the tokens and counts, [capacity] each.
+
+    address  of the library's structure.
+    """
+
+    def __init__(
+        self, token_ids: Sequence[int], num_prompt: int, repetition: float, frequency: float, presence: float
+    ) -> None:
+        counts = Counter(dict.fromkeys(token_ids[:num_prompt], 0) if repetition != 1 else ())
+        counts.update(token_ids[num_prompt:])
+        self._struct = library.load_library().structs["TokenPenalties"]()
+        self.address = ctypes.addressof(self._struct)
+        self._struct.size, self._struct.length = len(counts), len(token_ids)
+        self._struct.repetition, self._struct.frequency, self._struct.presence = repetition, frequency, presence
+        self._tokens = np.fromiter(counts.keys(), np.int32, len(counts))
+        self._counts = np.fromiter(counts.values(), np.float32, len(counts))
+        self.make_room()
+
+    @property
+    def room(self) -> int:
+        """How many more tokens may occur before there must be more room."""
+        return len(self._tokens) - int(self._struct.size)
+
+    def make_room(self) -> None:
+        """Allocate room for more tokens."""
+        more = max(_SPARE, int(self._struct.size * _SPARE_SHARE)) - self.room
+        self._tokens = np.concatenate([self._tokens, np.zeros(more, np.int32)])
+        self._counts = np.concatenate([self._counts, np.zeros(more, np.float32)])
+        self._struct.tokens, self._struct.counts = self._tokens.ctypes.data, self._counts.ctypes.data
+
+    def count(self, token_ids: Sequence[int]) -> None:
+        """See CountedPenalties."""
+        struct = self._struct
+        for token in token_ids[struct.length :]:
+            found = (self._tokens[: struct.size] == token).nonzero()[0]
+            if len(found):
+                self._counts[found[0]] += 1
+            else:
+                if not self.room:
+                    self.make_room()
+                self._tokens[struct.size], self._counts[struct.size] = token, 1
+                struct.size += 1
+            struct.length += 1
+
+
 class RowTable:
     """R rows as the native library reads them. Most are those of the step before, and are not written again.
 
@@ -64,6 +122,9 @@ class RowTable:
         self.address = self._table.ctypes.data
         self._numbers = np.arange(capacity)
         self._place: tuple[int, int] | None = None  # of the logits that all rows have
+        self._penalties: RowPenalties | None = None
+        self._own: list[NativePenalties] = []  # of them, which stay in memory
+        self._room = 0  # for tokens that occur in each of these rows
         self.set_rows([])
 
     def set_rows(self, rows: list[SampleRow]) -> None:
@@ -106,6 +167,28 @@ class RowTable:
         if masks is not None:
             columns["mask"][masks.rows] = _addresses(masks.bits)
 
+    def set_penalties(self, penalties: RowPenalties | None) -> None:
+        """Set the addresses of ``penalties``, and the tokens that are counted."""
+        before, self._penalties = self._penalties, penalties
+        if penalties is None:
+            if before is not None:
+                self._table["penalties"].fill(0)
+            return
+        rows = penalties.rows
+        if before is None or before.rows is not rows or before.penalties is not penalties.penalties:
+            self._own = [each for each in penalties.penalties if isinstance(each, NativePenalties)]
+            assert len(self._own) == len(rows), "the penalties are those of another sampler"
+            self._table["penalties"].fill(0)
+            self._table["penalties"][rows] = [each.address for each in self._own]
+            self._room = 0
+        if not self._room:
+            for each in self._own:
+                if not each.room:
+                    each.make_room()
+            self._room = min(each.room for each in self._own)
+        self._room -= 1
+        self._table["length"][rows], self._table["last"][rows] = penalties.lengths, penalties.last
+
     def results(self) -> NativePendingSamples:
         """Return what the library wrote."""
         columns = self.columns
@@ -129,7 +212,7 @@ class RowTable:
 
 
 class NativeSampler:
-    """Native sampler; see Sampler. Every row considers all candidates."""
+    """Native sampler; see PenalizingSampler. Every row considers all candidates."""
 
     def __init__(self) -> None:
         # Reused between steps: megabytes for a large vocabulary.
@@ -138,6 +221,12 @@ class NativeSampler:
         self._ops = library.OpList(self._op)
         self._table = RowTable()
 
+    def new_penalties(
+        self, token_ids: Sequence[int], num_prompt: int, repetition: float, frequency: float, presence: float
+    ) -> NativePenalties:
+        """See PenalizingSampler."""
+        return NativePenalties(token_ids, num_prompt, repetition, frequency, presence)
+
     def __call__(
         self,
         raw: Tensor,
@@ -145,8 +234,9 @@ class NativeSampler:
         uniforms: Sequence[float] | NDArray[np.float64] = (),
         modified: ModifiedLogits | None = None,
         masks: TokenMasks | None = None,
+        penalties: RowPenalties | None = None,
     ) -> NativePendingSamples:
-        """See Sampler."""
+        """See PenalizingSampler."""
         if raw.stride(1) != 1:
             raw = raw.contiguous()
         if modified is not None:
@@ -158,6 +248,7 @@ class NativeSampler:
             if table.rows != rows:
                 table.set_rows(list(rows))
             table.set_logits(raw, modified, masks)
+            table.set_penalties(penalties)
             if len(uniforms):
                 table.columns["uniform"][:] = uniforms
             self._run(table, raw.shape[1])
@@ -167,7 +258,7 @@ class NativeSampler:
         count = len(table.rows)
         threads = torch.get_num_threads() if count * vocab * 4 >= SHARED_FROM else 1
         threads = min(threads, count)
-        needed = threads * (-(-vocab // 8) * 8 * 16 + 1024)
+        needed = threads * (-(-vocab // 16) * 16 * 20 + 2048)
         if self._scratch.numel() < needed:
             self._scratch = library.allocate_scratch(needed)
         op = self._op

@@ -1,4 +1,5 @@
-"""Penalties for tokens that have occurred: counted per sequence on the host, and applied to all rows of a step at once.
+"""Penalties for tokens that have occurred: counted per sequence on the host, and applied to all rows of a step at once,
+by the sampler if it can (``CountedRows``).
 
 The host knows every token, so counting does not wait for the device.
 """
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aiakq.kernels.ops.sampling import CountedPenalties, PenalizingSampler, RowPenalties
 from aiakq.kernels.transfer import on_device
 from aiakq.runtime.executor.row_transforms import Outputs, RowTransform
 from aiakq.runtime.protocol.request import RequestSpec
@@ -95,6 +97,7 @@ class Penalties(RowTransform):
         self._factors = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         self._counts = TokenCounts(spec.prompt_token_ids if params.repetition_penalty != 1 else ())
         self._num_prompt, self.num_counted = len(spec.prompt_token_ids), 0
+        self._in_sampler: CountedPenalties | None = None
 
     @staticmethod
     def of(spec: RequestSpec) -> Penalties | None:
@@ -120,6 +123,14 @@ class Penalties(RowTransform):
     def known(self) -> OccurredTokens:
         """Return what is penalized behind the tokens that have been counted."""
         return OccurredTokens(*self._counts.arrays(), *self._factors)
+
+    def in_sampler(self, sampler: PenalizingSampler, token_ids: list[int]) -> CountedPenalties:
+        """Return the counts that ``sampler`` keeps, of ``token_ids``, prompt and output."""
+        if self._in_sampler is None:
+            self._in_sampler = sampler.new_penalties(token_ids, self._num_prompt, *self._factors)
+        else:
+            self._in_sampler.count(token_ids)
+        return self._in_sampler
 
     def apply(self, logits: Tensor, outputs: Outputs) -> None:
         """See RowTransform; logits [V]."""
@@ -148,6 +159,33 @@ def penalize(logits: Tensor, rows: dict[int, OccurredTokens]) -> None:
         values = flat.index_select(0, index)
         flat.index_copy_(0, index, torch.where(values > 0, values / factors, values * factors))
     flat.index_add_(0, index, added_on_device)
+
+
+class CountedRows:
+    """Rows of sequences whose tokens the sampler counts, each without draft tokens."""
+
+    def __init__(self, numbers: list[int], rows: list[tuple[Penalties, list[int]]]) -> None:
+        """numbers: of the rows. rows: as in ``PenaltyTable``."""
+        self._numbers, self._rows = numbers, rows
+        self._token_ids = [token_ids for _, token_ids in rows]
+        self._kept: list[CountedPenalties] = []
+        self._lengths: list[int] = []
+        self._expected: list[int] | None = None
+
+    def penalties(self, sampler: PenalizingSampler) -> RowPenalties:
+        """Return the penalties of the rows, for a step of ``sampler``."""
+        self._lengths = list(map(len, self._token_ids))
+        if self._lengths != self._expected:
+            # It is the first step, or not each sequence got one token in a step with these rows.
+            kept = [penalties.in_sampler(sampler, token_ids) for penalties, token_ids in self._rows]
+            self._kept = self._kept or kept
+        self._expected = None
+        last = [token_ids[-1] for token_ids in self._token_ids]
+        return RowPenalties(self._numbers, self._kept, self._lengths, last)
+
+    def sampled(self) -> None:
+        """The step did not fail: the sampler has counted every token."""
+        self._expected = [length + 1 for length in self._lengths]
 
 
 #: Places in a ``PenaltyTable`` for tokens that will occur: at least, and as a share of those that have.

@@ -175,10 +175,13 @@ class Runner:
             (token_ids, columns.token_ids + padding),
             (positions, columns.positions + padding),
             (slots, columns.slots + padding),
-            (range(num_decodes), columns.logit_rows + row_padding),
+            (np.arange(num_decodes), columns.logit_rows + row_padding),
         )
-        ends, (query_start, kv_len) = self._columns((starts, []), (lengths, columns.lengths), dtype=np.int32)
-        kv_len_list = [first + 1 for first in decodes.firsts] + columns.lengths
+        first_starts = np.arange(num_decodes + 1)
+        ends, (query_start, kv_len) = self._columns(
+            (first_starts, columns.starts), (lengths, columns.lengths), dtype=np.int32
+        )
+        kv_len_list: list[int] = np.asarray(lengths).tolist() + columns.lengths
         num_pages = -(-max(kv_len_list) // self.page_size)
         page_table = running.rows(decodes.slots + [chunk.slot for chunk in chunks], num_pages)
         context = AttentionContext(
@@ -262,12 +265,14 @@ class Runner:
             columns.starts.append(start + count)
             columns.lengths.append(first + count)
 
-    def _decoded_tokens(self, firsts: list[int], sequences: list[SequenceState]) -> tuple[list[int], list[int]]:
+    def _decoded_tokens(
+        self, firsts: list[int], sequences: list[SequenceState]
+    ) -> tuple[list[int] | NDArray[np.int64], list[int]]:
         """Return the token with number ``firsts[i]`` of each ``sequences[i]``, and which the host does not know."""
         known = [sequence.token_ids for sequence in sequences]
         firsts = [first + self.shift for first in firsts] if self.shift else firsts
         if list(map(len, known)) == firsts:  # as in most steps that are submitted behind another
-            return [0] * len(known), list(range(len(known)))
+            return np.zeros(len(known), np.int64), list(range(len(known)))
         pairs = list(zip(firsts, known, strict=True))
         unknown = [row for row, (first, tokens) in enumerate(pairs) if first >= len(tokens)]
         return [tokens[first] if first < len(tokens) else 0 for first, tokens in pairs], unknown

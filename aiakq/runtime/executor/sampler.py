@@ -20,6 +20,7 @@ from torch import Tensor
 
 from aiakq.kernels.ops.sampling import (
     ModifiedLogits,
+    PenalizingSampler,
     PendingSamples,
     SampleOutcome,
     Sampler,
@@ -29,7 +30,7 @@ from aiakq.kernels.ops.sampling import (
     TopTokens,
 )
 from aiakq.kernels.transfer import on_device
-from aiakq.runtime.executor.penalties import PenaltyTable, penalize
+from aiakq.runtime.executor.penalties import CountedRows, Penalties, PenaltyTable, penalize
 from aiakq.runtime.executor.row_transforms import RowMask
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.protocol.sampling_params import SamplingParams
@@ -65,6 +66,11 @@ class SamplerRow:
         self.sampling: SamplingParams = sequence.sampling
         self._asked: SampleRow | None = None
 
+    @property
+    def penalties(self) -> Penalties | None:
+        """Those of the sequence if nothing else modifies the row, which has no draft tokens; else None."""
+        return None if self.drafts else self.sequence.modifier.penalties
+
     def asked(self, vocab: int) -> SampleRow:
         """Return what is asked of the row's ``vocab`` logits, the same record for every row of the sequence."""
         if self._asked is None:
@@ -96,21 +102,23 @@ class SamplerColumns:
     are_random  whether some are sampled at random; known when ``asked`` is.
     failed     numbers of the rows whose sequences have failed before: what is sampled for them does not count.
     token_ids  of the sequences, without draft tokens.
-    penalized  numbers of the rows that only penalties modify, which ``kept.penalties`` has; none of ``modified``.
+    penalized  numbers of the rows without draft tokens that only penalties modify; none of ``modified``.
+    kept       the first of these rows, those that are sampled again and again; the columns themselves if none are.
     positions  of the tokens.
     """
 
     def __init__(self, rows: list[SamplerRow], are_kept: bool = False) -> None:
         """are_kept: whether the rows are sampled again and again, each time behind one more token."""
         self.rows = rows
-        self.kept = self
+        self.kept, self.are_kept = self, are_kept
         self.penalties: PenaltyTable | None = None
+        self._counted: CountedRows | None = None
         self.seeds = [row.sequence.spec.seed for row in rows]
         self.modified = [number for number, row in enumerate(rows) if not row.sequence.modifier.is_idle]
         self.penalized: list[int] = []
-        if are_kept:
-            self.penalized = [number for number in self.modified if rows[number].sequence.modifier.penalties]
-            self.modified = [number for number in self.modified if not rows[number].sequence.modifier.penalties]
+        if self.modified:
+            self.penalized = [number for number in self.modified if rows[number].penalties is not None]
+            self.modified = [number for number in self.modified if rows[number].penalties is None]
         self.masked = [number for number, row in enumerate(rows) if row.masks]
         self.asking = [number for number, row in enumerate(rows) if row.sampling.logprob_token_ids is not None]
         self.failed = [number for number, row in enumerate(rows) if row.sequence.failure is not None]
@@ -140,6 +148,18 @@ class SamplerColumns:
             self._keys = _keys_of(self.seeds)
         return _uniforms(self._keys, self.positions)
 
+    @property
+    def counted(self) -> CountedRows:
+        """The rows ``penalized``, for a sampler that counts their tokens."""
+        if self._counted is None:
+            self._counted = CountedRows(self.penalized, self.penalties_of(self.penalized))
+        return self._counted
+
+    def penalties_of(self, numbers: list[int]) -> list[tuple[Penalties, list[int]]]:
+        """The penalties of rows of ``penalized``, each with the tokens of its sequence."""
+        found = [(self.rows[number].penalties, self.token_ids[number]) for number in numbers]
+        return [(penalties, token_ids) for penalties, token_ids in found if penalties is not None]
+
     def advance(self, positions: list[int]) -> None:
         """Set the positions of the tokens, whose sequences have no draft tokens."""
         self.positions = positions
@@ -155,7 +175,8 @@ class SamplerColumns:
         both._first, both._keys = other, None
         both.failed = other.failed + [first + number for number in self.failed]
         both.token_ids = other.token_ids + self.token_ids
-        both.penalized, both.kept = other.penalized, other.kept
+        both.penalized = other.penalized + [first + number for number in self.penalized]
+        both.kept, both.are_kept, both._counted = other.kept, False, None
         both.are_random = False
         both.modified = other.modified + [first + number for number in self.modified]
         both.masked = other.masked + [first + number for number in self.masked]
@@ -233,25 +254,34 @@ def sample(sampler: Sampler, logits: Tensor, rows: list[SamplerRow] | SamplerCol
     request asks for, they decide what is allowed.
     """
     columns = rows if isinstance(rows, SamplerColumns) else SamplerColumns(rows)
-    modified = _modified(logits, columns) if columns.modified or columns.penalized else None
+    counting = sampler if columns.penalized and isinstance(sampler, PenalizingSampler) else None
+    modified: ModifiedLogits | None = None
+    if columns.modified or (columns.penalized and counting is None):
+        modified = _modified(logits, columns, columns.penalized if counting is None else [])
     logprobs = _asked_logprobs(logits, columns)
     asked = columns.asked(logits.shape[1])
     uniforms: Sequence[float] | NDArray[np.float64] = ()
     if columns.are_random:
         uniforms = columns.uniforms()
-    return SamplerOutput(sampler(logits, asked, uniforms, modified, _masks(columns)), logprobs)
+    masks = _masks(columns)
+    if counting is None:
+        return SamplerOutput(sampler(logits, asked, uniforms, modified, masks), logprobs)
+    counted = columns.counted
+    pending = counting(logits, asked, uniforms, modified, masks, counted.penalties(counting))
+    counted.sampled()
+    return SamplerOutput(pending, logprobs)
 
 
-def _modified(logits: Tensor, columns: SamplerColumns) -> ModifiedLogits | None:
-    """Return modified copies of the rows of ``logits`` [R, V] that are modified."""
-    rows = [columns.rows[number] for number in columns.modified]
-    changed = [
-        number
-        for number, row in zip(columns.modified, rows, strict=True)
-        if row.sequence.modifier.modifies(row.position, row.drafts)
-    ]
-    if columns.penalized:
-        return _penalized(logits, columns, changed)
+def _modified(logits: Tensor, columns: SamplerColumns, penalized: list[int]) -> ModifiedLogits | None:
+    """Return modified copies of the rows of ``logits`` [R, V] that are modified, and of the rows ``penalized``."""
+    kept = columns.kept.penalized if penalized and columns.kept.are_kept else []
+    changed = penalized[len(kept) :]
+    for number in columns.modified:
+        row = columns.rows[number]
+        if row.sequence.modifier.modifies(row.position, row.drafts):
+            changed.append(number)
+    if kept:
+        return _penalized(logits, columns, changed, kept)
     if not changed:
         return None
     modified = ModifiedLogits(changed, logits.index_select(0, on_device(changed, logits.device)))
@@ -259,14 +289,12 @@ def _modified(logits: Tensor, columns: SamplerColumns) -> ModifiedLogits | None:
     return modified
 
 
-def _penalized(logits: Tensor, columns: SamplerColumns, changed: list[int]) -> ModifiedLogits:
-    """Return modified copies of the rows ``columns.penalized`` and ``changed``."""
-    vocab, rows = logits.shape[1], columns.penalized
+def _penalized(logits: Tensor, columns: SamplerColumns, changed: list[int], rows: list[int]) -> ModifiedLogits:
+    """Return modified copies of the rows ``changed`` and, by the table of penalties, of ``rows``."""
+    vocab = logits.shape[1]
     table = columns.kept.penalties
     if table is None:
-        sequences = [columns.rows[number].sequence for number in rows]
-        pairs = [(one.modifier.penalties, one.token_ids) for one in sequences if one.modifier.penalties is not None]
-        table = columns.kept.penalties = PenaltyTable(pairs, vocab, logits.device)
+        table = columns.kept.penalties = PenaltyTable(columns.penalties_of(rows), vocab, logits.device)
     else:
         table.follow()
     every = changed + rows

@@ -13,6 +13,7 @@ struct RankGroup;
 struct RankStream;
 struct SampleRow;
 struct Step;
+struct TokenPenalties;
 
 #define ENUM(name) enum name : int32_t {
 #define VALUE(name) name,

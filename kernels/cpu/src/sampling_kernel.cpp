@@ -3,7 +3,8 @@
 // Tokens are ordered by their scaled logits, descending, with ties broken by token id. Weights of the tokens that
 // min-p, top-k and top-p keep are accumulated in float64, and the sampled token is the first whose cumulative weight
 // exceeds the uniform number times the total. Only tokens that may be kept are collected and sorted: one pass collects
-// those above a threshold, which rises whenever enough better tokens have been found.
+// those above a threshold, which rises whenever enough better tokens have been found. Penalties are applied to a copy of
+// the row in scratch memory.
 
 #include <math.h>
 
@@ -276,8 +277,37 @@ int64_t choose_token(const SampleRow& row, const Logits& logits, int64_t count, 
   return cut ? sample_from_best(row, logits, count, top, c) : sample_from_all(row, logits, count, top);
 }
 
-void sample_row(SampleRow& row, int64_t count, Candidates& c) {
-  const Logits raw = {row.raw, nullptr}, logits = {row.logits, row.mask};
+// Counts one more token of the sequence.
+void count_token(TokenPenalties& p, int32_t token) {
+  int32_t at = 0;
+  while (at < p.size && p.tokens[at] != token) at++;
+  if (at == p.size) {
+    p.tokens[p.size++] = token;
+    p.counts[at] = 0;
+  }
+  p.counts[at] += 1;
+  p.length++;
+}
+
+// Writes the logits [count] with penalties to ``to``.
+void penalize(const TokenPenalties& p, const float* logits, float* to, int64_t count) {
+  memcpy(to, logits, count * sizeof(float));
+  for (int32_t i = 0; i < p.size; i++) {
+    if (p.tokens[i] >= count) continue;  // prompts may have tokens without logits
+    float& value = to[p.tokens[i]];
+    if (p.repetition != 1) value = value > 0 ? value / p.repetition : value * p.repetition;
+    if (p.counts[i] > 0) value -= p.frequency * p.counts[i] + p.presence;
+  }
+}
+
+void sample_row(SampleRow& row, int64_t count, Candidates& c, float* penalized) {
+  const float* modified = row.logits;
+  if (row.penalties) {
+    if (row.length == row.penalties->length + 1) count_token(*row.penalties, row.last);
+    penalize(*row.penalties, row.logits, penalized, count);
+    modified = penalized;
+  }
+  const Logits raw = {row.raw, nullptr}, logits = {modified, row.mask};
   const float best = max_of(raw, count);
   const bool finite = fabsf(best) <= -MIN_FLOAT;
   row.normalizer = finite ? (float)((double)best + log(mass(raw, 0, count, 1, best))) : best;
@@ -290,7 +320,7 @@ void sample_row(SampleRow& row, int64_t count, Candidates& c) {
   }
   if (!finite) return;
   if (row.given < 0) {
-    const float left = row.logits == row.raw && !row.mask ? best : max_of(logits, count);
+    const float left = modified == row.raw && !row.mask ? best : max_of(logits, count);
     row.nothing_left = left == MINUS_INFINITY;
     if (!row.nothing_left) row.token = (int32_t)choose_token(row, logits, count, left, c);
   }
@@ -308,10 +338,10 @@ void sample_row(SampleRow& row, int64_t count, Candidates& c) {
 
 void sample(const Sample& op, Worker& worker) {
   const int64_t count = op.vocabulary, half = round_up(count, 8) + 64;
-  uint64_t* keys = (uint64_t*)op.scratch + worker.rank * 2 * half;
+  uint64_t* keys = (uint64_t*)op.scratch + worker.rank * (2 * half + round_up(count, 16) / 2);
   parallel_for(worker, op.m, 1, [&](int64_t row) {
     Candidates candidates = {keys, keys + half, 0};
-    sample_row(op.rows[row], count, candidates);
+    sample_row(op.rows[row], count, candidates, (float*)(keys + 2 * half));
   });
 }
 

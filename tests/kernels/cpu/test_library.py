@@ -46,6 +46,7 @@ def test_operations_begin_with_kind_and_rows_and_are_numbered_in_order(native, d
         "RankStream",
         "SampleRow",
         "Step",
+        "TokenPenalties",
     }
 
 

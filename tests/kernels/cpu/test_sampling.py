@@ -9,10 +9,19 @@ import pytest
 import torch
 
 from aiakq.kernels.cpu.sampling import NativeSampler
-from aiakq.kernels.ops.sampling import ModifiedLogits, SampleOutcome, SampleRow, TokenMasks, TorchSampler
+from aiakq.kernels.ops.sampling import (
+    ModifiedLogits,
+    PenalizingSampler,
+    SampleOutcome,
+    SampleRow,
+    TokenMasks,
+    TorchSampler,
+)
 from aiakq.runtime.executor import sampler
 from aiakq.runtime.executor.output_reader import prompt_logprobs
-from aiakq.runtime.executor.sampler import SamplerRow
+from aiakq.runtime.executor.penalties import Penalties, penalize
+from aiakq.runtime.executor.row_transforms import Outputs
+from aiakq.runtime.executor.sampler import SamplerColumns, SamplerRow
 from aiakq.runtime.executor.sequences import SequenceState
 from aiakq.runtime.protocol.admission import admit
 from aiakq.runtime.protocol.limits import ModelLimits
@@ -197,3 +206,70 @@ def test_the_parameters_of_the_last_call_are_not_those_of_the_next():
     ]
     masked = sampler(logits, drawn, [0.7, 0.7], None, TokenMasks([1], torch.tensor([[8] + [0] * 9]).int())).collect()
     assert masked.tokens[1] == 3 and sampler(logits, drawn, [0.7, 0.7]).collect() == alone[1]
+
+
+PENALTIES = [
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.3},
+    {"repetition_penalty": 0.8, "frequency_penalty": -0.4, "presence_penalty": 1.1},
+    {},
+]
+
+
+class Refusing(NativeSampler):
+    """A sampler that counts nothing itself: penalties are applied to its logits beforehand, by torch."""
+
+    new_penalties = None  # type: ignore[assignment]
+
+
+def penalized_sequences(vocab: int, prompts: list[list[int]]) -> list[SequenceState]:
+    limits = ModelLimits(vocab, 10**6, 10**6, max_logprobs=vocab)
+    params = [SamplingParams(seed=row, logprobs=0, **PENALTIES[row % 4]) for row in range(len(prompts))]
+    specs = [admit("r", *pair, limits) for pair in zip(prompts, params, strict=True)]
+    return [SequenceState(NewSequence(0, spec, [])) for spec in specs]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_penalties_give_the_tokens_of_torch(isa, kept):
+    """Over more steps than there is room for tokens, of which some are repeated, and with one in other rows."""
+    vocab, draw = 200, random.Random(5)
+    prompts = [[draw.randrange(vocab) for _ in range(size)] for size in (1, 30, 90, 5, 2, 60, 7, 8)]
+    ours, theirs = penalized_sequences(vocab, prompts), penalized_sequences(vocab, prompts)
+    native, torch_first = NativeSampler(), Refusing()
+    assert isinstance(native, PenalizingSampler)
+    columns = SamplerColumns([SamplerRow(one, []) for one in ours], kept)
+    for step in range(90):
+        logits = torch.randn(len(prompts), vocab, generator=torch.Generator().manual_seed(step)).round(decimals=1)
+        if not kept or step % 20 == 7:
+            rows = SamplerColumns([SamplerRow(one, []) for one in ours])
+        else:
+            rows = columns
+            rows.advance([len(one.token_ids) for one in ours])
+        found = sampler.sample(native, logits, rows)
+        if step % 10 == 3:  # the same step again, as after a lack of memory
+            found = sampler.sample(native, logits, rows)
+        tokens = found.results.tokens
+        expected = sampler.sample(torch_first, logits, [SamplerRow(one, []) for one in theirs])
+        assert tokens == expected.results.tokens, step
+        assert found.results.ranks == expected.results.ranks
+        for mine, their, token in zip(ours, theirs, tokens, strict=True):
+            mine.token_ids.append(token)
+            their.token_ids.append(token)
+
+
+@pytest.mark.parametrize("params", PENALTIES[:3])
+@pytest.mark.parametrize("vocab", [20, 333])
+def test_penalized_logits_are_those_of_torch_bit_for_bit(isa, params, vocab):
+    """The library leaves them in its scratch memory, behind two lists of candidates."""
+    prompt = [1, 2, 3, 3, 19, vocab + 4]  # a prompt may have tokens without logits
+    spec = admit("r", prompt, SamplingParams(**params), ModelLimits(vocab + 9, 10**6, 10**6))
+    row = SamplerRow(SequenceState(NewSequence(0, spec, [4, 4, 3, 7, 4])), [])
+    logits = torch.randn(1, vocab)
+    native = NativeSampler()
+    sampler.sample(native, logits, [row])
+    start = 2 * 8 * (-(-vocab // 8) * 8 + 64)
+    found = native._scratch[start : start + 4 * vocab].view(torch.float32)
+    expected = torch.cat([logits, torch.zeros(1, 9)], 1)
+    penalize(expected, {0: Penalties.of(spec).occurred(Outputs([4, 4, 3, 7, 4], 0))})
+    assert torch.equal(found, expected[0, :vocab])
+    assert not torch.equal(found, logits[0])
