@@ -39,6 +39,6 @@ class DraftHead(Decoder):
 
 
 def plain(x: object) -> Tensor:
-    """What an operation returns that was given no layout."""
+    """Return x [T, D], which an operation returned that was given no layout."""
     assert isinstance(x, Tensor)
     return x
