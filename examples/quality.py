@@ -2,9 +2,10 @@
 
 The rows are those of examples/peers/rows.py, on the models of examples/peers/subjects.py, with two samplings of the
 calibration text. Each tool has its own virtual environment and process with one thread, and every checkpoint is scored
-by aiakq's runtime in float32 on the same windows. Results and checkpoints are kept in $OUT (out/quality): an
-interrupted run continues where it stopped, several runs share the work, and rows that depend on something that has
-changed are measured again. Failed rows are repeated only with --retry.
+by aiakq's runtime in float32 on the same windows. Checkpoints are kept in $OUT (out/quality), and every measured row in
+examples/peers/results, of which the page is made: an interrupted run continues where it stopped, on another machine
+too, several runs share the work, and rows that depend on something that has changed are measured again. Failed rows are
+repeated only with --retry.
 
     python examples/quality.py [--model FOLDER] [--only WORDS] [--samplings s0] [--no-peers] [--status] [--page]
 """
@@ -30,6 +31,7 @@ import check_elsewhere  # noqa: E402
 import environments  # noqa: E402
 import fidelity  # noqa: E402
 import quality_page  # noqa: E402
+import store  # noqa: E402
 import subjects as models  # noqa: E402
 import torch  # noqa: E402
 from jobs import Job, commit, words_of  # noqa: E402
@@ -39,6 +41,7 @@ from subjects import EXAMPLE, SEEDS, WINDOW, Subject  # noqa: E402
 from aiakq.evaluation.scoring import load_for_scoring  # noqa: E402
 from aiakq.terminal import console  # noqa: E402
 
+Result = dict[str, Any]
 OUT = Path(os.environ.get("OUT", ROOT / "out" / "quality")).resolve()
 #: Rows whose checkpoints of the example model are also loaded in other engines.
 ELSEWHERE = {
@@ -64,18 +67,17 @@ def main() -> None:
     args.model += [Path(os.environ["MODEL"])] if os.environ.get("MODEL") else []
     os.chdir(ROOT)
     torch.set_num_threads(1)
+    kept = store.Store()
     if not args.page:
         jobs = wanted_jobs(args)
         if args.status:
-            print_status(jobs)
+            print_status(jobs, kept)
             return
-        measure_all(jobs, args)
+        measure_all(jobs, kept, args)
         if args.only:
             return
-        load_elsewhere(args)
-    elsewhere = OUT / "elsewhere.json"
-    loads = json.loads(elsewhere.read_text()) if elsewhere.is_file() else None
-    page = quality_page.page(ROWS, stored_results(), loads)
+        load_elsewhere(kept, args)
+    page = quality_page.page(ROWS, kept.results(), kept.read(store.ELSEWHERE), kept.read(store.PUBLISHED))
     (ROOT / "docs" / "quality.md").write_text(page, encoding="utf-8")
 
 
@@ -105,31 +107,47 @@ def wanted_jobs(args: argparse.Namespace) -> list[Job]:
     return [Job(row, loaded[key], sampling, OUT) for key, rows in chosen.items() for sampling, row in rows]
 
 
-def measure_all(jobs: list[Job], args: argparse.Namespace) -> None:
-    """Quantize and score everything that has no result that is up to date."""
+def measure_all(jobs: list[Job], kept: store.Store, args: argparse.Namespace) -> None:
+    """Quantize and score everything that has no result that is up to date, and keep the results."""
     original: CachedLogits | None = None
     with console.ProgressBars("quality") as bars:
         for index, job in enumerate(jobs):
             bars.update("measure", index, len(jobs), job.words)
             with job.claimed() as mine:
-                if not mine or not (args.fresh or is_due(job, args.retry)):
+                if not mine or not (args.fresh or is_due(job, kept, args.retry)):
                     continue
                 result = job.stored()
-                if args.fresh or job.stale() or "failed" in result:
+                if args.fresh or job.stale() or (args.retry and "failed" in result):
                     result = job.quantize()
-                if "failed" not in result:
+                if "failed" not in result and (args.fresh or result.get("windows") != windows_hash(job.subject)):
                     if original is None or original.folder != job.subject.folder:
                         original = CachedLogits(job.subject.folder)
                     job.store({**result, "windows": windows_hash(job.subject), **score(job, original)})
+                kept.keep(job.stored())
         bars.update("measure", len(jobs), len(jobs), "")
 
 
-def is_due(job: Job, retry: bool) -> bool:
-    """Whether a job has to be quantized or scored."""
-    result = job.stored()
-    if job.stale():
-        return True
-    return retry if "failed" in result else result.get("windows") != windows_hash(job.subject)
+def is_due(job: Job, kept: store.Store, retry: bool) -> bool:
+    """Whether a job has to be quantized, scored or kept."""
+    state, _ = state_of(job, kept_row(job, kept))
+    return state != "measured" and (retry or state != "failed")
+
+
+def kept_row(job: Job, kept: store.Store) -> Result:
+    return kept.row(job.subject.key, job.sampling, job.row.slug)
+
+
+def state_of(job: Job, result: Result) -> tuple[str, str]:
+    """In a word how far a job is according to a result, and why."""
+    if not result or "published" in result:
+        return "missing", "published on an earlier page" if result else ""
+    if stale := job.differences(result):
+        return "stale", ", ".join(stale)
+    if "failed" in result:
+        return "failed", result["failed"]
+    if not windows_hash(job.subject).startswith(result.get("windows", "no windows")):
+        return "to be scored", ""
+    return "measured", ""
 
 
 def windows_hash(subject: Subject) -> str:
@@ -140,36 +158,15 @@ def windows_hash(subject: Subject) -> str:
     return state.hexdigest()
 
 
-def print_status(jobs: list[Job]) -> None:
+def print_status(jobs: list[Job], kept: store.Store) -> None:
     """One line for each job that is not measured, with the reason, and the number of each state."""
     states: Counter[str] = Counter()
     for job in jobs:
-        result, stale = job.stored(), job.stale()
-        state, why = "measured", ""
-        if not result:
-            state = "missing"
-        elif stale:
-            state, why = "stale", ", ".join(stale)
-        elif "failed" in result:
-            state, why = "failed", result["failed"]
-        elif result.get("windows") != windows_hash(job.subject):
-            state = "to be scored"
+        state, why = state_of(job, kept_row(job, kept))
         states[state] += 1
         if state != "measured":
             print(f"{state}: {job.words} {why}".rstrip())
     print(", ".join(f"{count} {state}" for state, count in sorted(states.items())))
-
-
-def stored_results() -> list[dict[str, Any]]:
-    """The results of the first sampling, with the mean KL of the others as ``again``."""
-    results = [json.loads(path.read_text()) for path in sorted(OUT.glob("*/*/*.result.json"))]
-    first, *others = SEEDS
-    again: dict[tuple[str, str], list[float]] = {}
-    for result in results:
-        if result["sampling"] in others and "kl" in result:
-            again.setdefault((result["model"], result["slug"]), []).append(sum(result["kl"]) / len(result["kl"]))
-    known = [result for result in results if result["sampling"] == first and ("failed" in result or "kl" in result)]
-    return [{**result, "again": again.get((result["model"], result["slug"]), [])} for result in known]
 
 
 # --- scoring ------------------------------------------------------------------------------------------------------
@@ -210,7 +207,7 @@ def score(job: Job, original: CachedLogits) -> dict[str, Any]:
 # --- in other engines -------------------------------------------------------------------------------------------------
 
 
-def load_elsewhere(args: argparse.Namespace) -> None:
+def load_elsewhere(kept: store.Store, args: argparse.Namespace) -> None:
     """Load aiakq's four default outputs in other engines, once per version of the checkpoints."""
     if args.no_peers:
         return
@@ -223,11 +220,11 @@ def load_elsewhere(args: argparse.Namespace) -> None:
         *(path for folder in folders.values() for path in sorted(folder.glob("*.safetensors"))),
     ]:
         state.update(path.read_bytes())
-    file = OUT / "elsewhere.json"
-    if file.is_file() and not args.fresh and json.loads(file.read_text())["stamp"] == state.hexdigest():
+    known = kept.read(store.ELSEWHERE) or {}
+    if not folders or (known.get("stamp") == state.hexdigest() and not args.fresh):
         return
     rows = check_elsewhere.check(EXAMPLE, folders, OUT / "elsewhere")
-    file.write_text(json.dumps({"stamp": state.hexdigest(), "commit": commit(), "rows": rows}))
+    kept.write(store.ELSEWHERE, {"stamp": state.hexdigest(), "commit": commit(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -74,8 +74,12 @@ class Job:
 
     def stale(self) -> list[str]:
         """The parts of the key in which the stored result differs; all if there is none."""
-        known = self.stored().get("key", {})
-        return [part for part, value in self.key.items() if known.get(part) != value]
+        return self.differences(self.stored())
+
+    def differences(self, result: dict[str, Any]) -> list[str]:
+        """The parts of the key in which a result differs; its hashes may be shortened (``store.compact``)."""
+        known = result.get("key", {})
+        return [part for part, value in self.key.items() if not (known.get(part) and value.startswith(known[part]))]
 
     def quantize(self) -> dict[str, Any]:
         """Run the job and store its result: cost and versions, or ``failed`` with the reason."""

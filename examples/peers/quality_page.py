@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import platform
+import textwrap
 from typing import Any
 
 import check_elsewhere
-import fidelity
+import fidelity_table
+import figures
 import quality_summary
-from quality_summary import default_of, mean, percent
+from quality_summary import default_of
 from rows import ROWS, Row
 
 Result = dict[str, Any]
@@ -53,10 +55,15 @@ aiakq's runtime in float32 on the same windows of 512 tokens.
   *other sampling*: the KL divergence with other calibration samples of the same text.
 - *CPU s*: processor seconds of one thread for loading, calibration, quantizing and writing, without imports, which do
   not depend on the load of the machine; *s*: the same in wall time; *peak MB*: maximum resident memory of the process,
-  including Python, torch and the tool itself. An asterisk: on another processor than aiakq's default.
+  including Python, torch and the tool itself. An asterisk: on another processor than aiakq's default, or an unknown
+  one.
 
 The example model has rows of all tools and settings, other models those of the defaults and of the best of other tools;
-`make quality` measures what is missing."""
+`make quality` measures what is missing. Results are stored in `examples/peers/results`."""
+#: With the commit of the page, and those of aiakq at which its rows were measured.
+PUBLISHED = """\
+Rows with † were published at commit {commit} (of aiakq at {ours}) and their values per window are lost: comparisons in
+these rows are with aiakq's default of that page, and comparisons of other rows with them have no interval."""
 ELSEWHERE = """\
 aiakq's four default outputs of the example model, loaded by other engines: 16 prompts of 24 tokens, 32 greedy tokens
 each. aiakq computes in float32 with `--cpu-math exact`. *log p differs*: difference of the engine's and aiakq's
@@ -73,18 +80,23 @@ unquantized model, for comparison.
 """
 
 
-def page(rows: list[Row], results: list[Result], elsewhere: Result | None) -> str:
+def page(rows: list[Row], results: list[Result], elsewhere: Result | None, published: Result | None = None) -> str:
     """The whole page.
 
     results    may include those of removed rows, which are left out.
-    elsewhere  the ``rows`` of check_elsewhere and the ``commit`` they were measured at.
+    elsewhere  the ``rows`` of check_elsewhere, or their ``published`` lines, and the ``commit`` they were measured at.
+    published  the commits and comparisons of rows whose values per window are lost (``published.py``).
     """
+    published = published if published and any(map(figures.is_published, results)) else None
     by_model: dict[str, dict[str, Result]] = {}
     for result in results:
         by_model.setdefault(result["model"], {})[result["slug"]] = result
     order = [*(key for key in TITLES if key in by_model), *sorted(by_model.keys() - TITLES.keys())]
     by_model = {key: by_model[key] for key in order}
-    parts = ["# Quality", "", HEAD, *summary(rows, by_model)]
+    parts = ["# Quality", "", HEAD]
+    if published:
+        parts += ["", *textwrap.wrap(PUBLISHED.format(**published), 120)]
+    parts += summary(rows, by_model, published["pairs"] if published else {})
     behind: list[str] = []
     for key in order:
         title = TITLES.get(key, key)
@@ -96,16 +108,17 @@ def page(rows: list[Row], results: list[Result], elsewhere: Result | None) -> st
             if mine:
                 parts += ["", f"### {kind}", "", *table(mine, by_model[key])]
                 behind += remarks(mine, by_model[key], title)
-                parts += ["", *fidelity.table(mine, by_model[key], default_in(mine, by_model[key]))]
-    parts += ["", fidelity.ABOUT]
+                parts += ["", *fidelity_table.table(mine, by_model[key], default_in(mine, by_model[key]))]
+    parts += ["", fidelity_table.ABOUT]
     parts += ["", "## Where another tool is better", ""]
     parts += (
         [BEHIND, "", *behind] if behind else ["Nowhere: no row is better, faster or smaller than ours of its kind."]
     )
     if elsewhere is not None:
-        parts += ["", "## Loading in other engines", "", ELSEWHERE, *check_elsewhere.table(elsewhere["rows"])]
+        parts += ["", "## Loading in other engines", "", ELSEWHERE]
+        parts += elsewhere["published"] if "published" in elsewhere else check_elsewhere.table(elsewhere["rows"])
         parts += ["", f"Measured at commit {elsewhere['commit']}."]
-    parts += ["", machine(by_model)]
+    parts += ["", machine(by_model, published)]
     return "\n".join(parts) + "\n"
 
 
@@ -114,10 +127,10 @@ BEHIND = (
 )
 
 
-def summary(rows: list[Row], by_model: dict[str, dict[str, Result]]) -> list[str]:
+def summary(rows: list[Row], by_model: dict[str, dict[str, Result]], pairs: dict[str, Result]) -> list[str]:
     """The tables over all models, as far as there is something to compare."""
     tables = {
-        "In short": quality_summary.compared(rows, by_model, TITLES),
+        "In short": quality_summary.compared(rows, by_model, TITLES, pairs),
         "What each setting adds": quality_summary.settings(rows, by_model, TITLES),
     }
     return [line for title, lines in tables.items() if lines for line in ("", f"## {title}", "", *lines)]
@@ -129,12 +142,18 @@ def default_in(rows: list[Row], found: dict[str, Result]) -> Row | None:
 
 
 def unquantized(found: dict[str, Result]) -> list[str]:
-    """The model before quantization."""
-    result = next((result for result in found.values() if "loss" in result), None)
-    if result is None:
-        return []
-    tokens = (WINDOW - 1) * len(result["loss"])
-    return [f"Unquantized: perplexity {math.exp(mean(result['loss_original'])):.3f} on {tokens} predicted tokens."]
+    """The model before quantization; another training of it, if the published rows are of one."""
+    scored = [result for result in found.values() if figures.is_scored(result)]
+    measured = [result for result in scored if not figures.is_published(result)]
+    lines = []
+    for result in (measured or scored)[:1]:
+        tokens = (WINDOW - 1) * len(result["loss"]) if measured else result["tokens"]
+        lines.append(f"Unquantized: perplexity {figures.original(result)} on {tokens} predicted tokens.")
+        others = {figures.original(other) for other in scored} - {figures.original(result)}
+        if others:
+            shown = ", ".join(sorted(others))
+            lines.append(f"Rows of another training of the model, not compared with these: perplexity {shown}.")
+    return lines
 
 
 def table(rows: list[Row], found: dict[str, Result]) -> list[str]:
@@ -146,18 +165,18 @@ def table(rows: list[Row], found: dict[str, Result]) -> list[str]:
     ]
     for row in rows:
         result = found[row.slug]
-        name = f"**{row.name}**" if row is default else row.name
+        name = (f"**{row.name}**" if row is default else row.name) + figures.mark(result)
         if "failed" in result:
             lines.append(f"| {row.tool} | {name} | | {result['failed'].replace('|', '/')} | | | | | | | | |")
             continue
-        change = percent(result["loss"], result["loss_original"])
-        against = percent(result["loss"], found[default.slug]["loss"]) if default and row is not default else ""
+        ours = None if default is None or row is default else found[default.slug]
         elsewhere = "*" if default and not same_machine(result, found[default.slug]) else ""
+        again = ", ".join(f"{figures.kl(other):.5f}{figures.mark(other)}" for other in result.get("again", []))
         lines.append(
-            f"| {row.tool} | {name} | {result['bytes'] / 1e6:.1f} | {math.exp(mean(result['loss'])):.3f} | {change} | "
-            f"{against} | {mean(result['kl']):.5f} | {', '.join(f'{kl:.5f}' for kl in result.get('again', []))} | "
-            f"{100 * mean(result['same']):.1f} % | {result['processor_seconds']:.0f}{elsewhere} | "
-            f"{result['seconds']:.0f}{elsewhere} | "
+            f"| {row.tool} | {name} | {result['bytes'] / 1e6:.1f} | {math.exp(figures.loss(result)):.3f} | "
+            f"{figures.change(result)} | {'' if ours is None else figures.against(result, ours)} | "
+            f"{figures.kl(result):.5f} | {again} | {figures.top1(result)} | "
+            f"{result['processor_seconds']:.0f}{elsewhere} | {result['seconds']:.0f}{elsewhere} | "
             f"{result['peak_memory'] / 1e6:.0f} |"
         )
     return lines
@@ -176,15 +195,15 @@ def remarks(rows: list[Row], found: dict[str, Result], title: str) -> list[str]:
     ours, lines = found[default.slug], []
     for row in rows:
         theirs = found[row.slug]
-        if row.tool == "aiakq" or "failed" in theirs:
+        if row.tool == "aiakq" or "failed" in theirs or not figures.same_original(theirs, ours):
             continue
         better = []
-        if mean(ours["loss"]) - mean(theirs["loss"]) > 0.001:
-            better.append(f"perplexity {percent(theirs['loss'], ours['loss'])}")
-        if mean(theirs["kl"]) < mean(ours["kl"]):
-            better.append(f"KL {mean(theirs['kl']):.5f} against {mean(ours['kl']):.5f}")
+        if figures.gain(theirs, ours) > 0.001:
+            better.append(f"perplexity {figures.against(theirs, ours)}")
+        if figures.kl(theirs) < figures.kl(ours):
+            better.append(f"KL {figures.kl(theirs):.5f} against {figures.kl(ours):.5f}")
         if same_machine(ours, theirs) and theirs["processor_seconds"] < ours["processor_seconds"]:
-            better.append(f"{theirs['processor_seconds']:.1f} s against {ours['processor_seconds']:.1f} s")
+            better.append(f"{theirs['processor_seconds']:.0f} s against {ours['processor_seconds']:.0f} s")
         if theirs["peak_memory"] < ours["peak_memory"]:
             better.append(f"{theirs['peak_memory'] / 1e6:.0f} MB of memory against {ours['peak_memory'] / 1e6:.0f} MB")
         if better:
@@ -196,9 +215,9 @@ def outlier_claim(found: dict[str, Result], rows: list[Row]) -> list[str]:
     """One sentence on the use of smoothing."""
     eight = {row.name: found.get(row.slug, {}) for row in rows if row.tool == "aiakq" and "and activations" in row.kind}
     plain, smooth = eight.get("RTN", {}), eight.get("smooth_quant", {})
-    if "loss" not in plain or "loss" not in smooth:
+    if not figures.is_scored(plain) or not figures.is_scored(smooth):
         return []
-    one, other = (percent(result["loss"], result["loss_original"]) for result in (plain, smooth))
+    one, other = figures.change(plain), figures.change(smooth)
     return [
         "",
         f"8-bit weights and activations: round-to-nearest (RTN) changes perplexity by {one}, "
@@ -206,13 +225,14 @@ def outlier_claim(found: dict[str, Result], rows: list[Row]) -> list[str]:
     ]
 
 
-def machine(by_model: dict[str, dict[str, Result]]) -> str:
+def machine(by_model: dict[str, dict[str, Result]], published: Result | None) -> str:
     """The last line: what was measured, and where."""
     results = [result for found in by_model.values() for result in found.values()]
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = dict(published["versions"]) if published else {}
     for result in results:
         versions |= {name: version for name, version in result.get("versions", {}).items() if name != "transformers"}
     tools = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     ours = {row.slug for row in ROWS if row.tool == "aiakq"}
     commits = sorted({str(result["commit"]) for result in results if "commit" in result and result["slug"] in ours})
-    return f"Rows of aiakq at commit {', '.join(commits)}; {tools}; one thread, {platform.machine()}."
+    ours = f"Rows of aiakq at commit {', '.join(commits)}; " if commits else ""
+    return f"{ours}{tools}; one thread, {platform.machine()}."

@@ -188,7 +188,7 @@ def test_defaults_are_compared_with_the_best_of_other_tools() -> None:
     def result(tool: str, name: str, loss: float, kl: float) -> tuple[str, dict[str, Any]]:
         row = next(row for row in ROWS if (row.kind, row.tool, row.name) == (kind_of(4, True), tool, name))
         means = {"loss": [loss + 0.1 * window for window in range(8)], "kl": [kl * (1 + window) for window in range(8)]}
-        return row.slug, {**means, "processor_seconds": 3.0}
+        return row.slug, {**means, "loss_original": [4.0] * 8, "processor_seconds": 3.0}
 
     found = dict(
         [
@@ -199,7 +199,7 @@ def test_defaults_are_compared_with_the_best_of_other_tools() -> None:
             result("autoround", "200 iterations (defaults)", 4.2, 0.004),
         ]
     )
-    lines = quality_summary.compared(ROWS, {"books": found}, {"books": "Books"})
+    lines = quality_summary.compared(ROWS, {"books": found}, {"books": "Books"}, {})
     row = next(line for line in lines if line.startswith("| Books"))
     assert "| gptq | 0.00900 | autoround, 200 iterations (defaults) | 0.01800 | 0.50 (0.50 to 0.50) |" in row
     assert "| +10.52 ± 0.00 % |" in row, "perplexity is compared with the tool that has the lowest"
@@ -210,7 +210,7 @@ def test_defaults_are_compared_with_the_best_of_other_tools() -> None:
 
 
 def test_fidelity_is_compared_window_by_window_and_text_by_text() -> None:
-    import fidelity
+    import fidelity_table
     from rows import ROWS, kind_of
 
     rows = [row for row in ROWS if row.kind == kind_of(4, True)][:3]
@@ -222,7 +222,7 @@ def test_fidelity_is_compared_window_by_window_and_text_by_text() -> None:
         return {**means, "kl_p99": 2.0, "kl_p99_interval": [1.5, 2.5], "kl_max": 3.0, "texts": {"code": text}}
 
     found = {rows[0].slug: result(1.1, 0.9), rows[1].slug: result(1.0, 1.0), rows[2].slug: {"failed": "not installed"}}
-    lines = fidelity.table(rows, found, rows[1])
+    lines = fidelity_table.table(rows, found, rows[1])
     assert lines[0] == "| tool | settings | KL | against ours | 99 % | max | top-1 | code |"
     assert len(lines) == 4, "failed rows are left out"
     assert "| +10.0 % (+10.0 to +10.0), worse | 2 (1.5 to 2.5) | 3 | 90.0 (90.0 to 90.0) % |" in lines[2]
