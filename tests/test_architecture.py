@@ -33,7 +33,7 @@ STANDARD_LIBRARY_ONLY: dict[str, set[str]] = {
     "aiakq.system": {"psutil", "msgspec"},
 }
 #: Folders of tests/ that hold no tests of one package.
-TESTS_OF_NO_PACKAGE = {"examples", "plugins", "ptx", "simulation"}
+TESTS_OF_NO_PACKAGE = {"examples", "fake_cuda", "plugins", "ptx", "simulation"}
 
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60

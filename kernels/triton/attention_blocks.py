@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aiakq.kernels.transfer import on_device
 from aiakq.kernels.triton import configs
 from aiakq.kernels.types import AttentionContext
 
@@ -82,5 +83,5 @@ def query_blocks(context: AttentionContext, tokens: int, device: torch.device) -
             before = lengths[sequence] - count
             blocks += [(-before - min(first + tokens, count), sequence, first) for first in range(0, count, tokens)]
         pairs = [(sequence, first) for _, sequence, first in sorted(blocks)]
-        known = context.plans["triton", tokens] = torch.tensor(pairs, dtype=torch.int32).to(device, non_blocking=True)
+        known = context.plans["triton", tokens] = on_device(pairs, device, torch.int32)
     return known

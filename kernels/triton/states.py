@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 
 #: Tokens per program of the convolution.
@@ -58,7 +59,7 @@ def _placed(tables: list[Any], device: torch.device) -> list[Tensor]:
     whole = torch.zeros(sum(sizes), dtype=torch.int32)
     for part, place in zip(parts, whole.split(sizes), strict=True):
         place[: part.numel()] = part.flatten()
-    placed = whole.to(device, non_blocking=True).split(sizes)
+    placed = on_device(whole, device).split(sizes)
     return [place[: part.numel()].view(part.shape) for part, place in zip(parts, placed, strict=True)]
 
 

@@ -149,9 +149,10 @@ class Runner:
 
         Recurrent states need no clearing, because they are written completely before they are read.
         """
+        rows = on_device(pages, self.device)
         for cache in self.caches:
             for tensor in paged_tensors(cache):
-                as_bytes(tensor)[pages] = 0
+                as_bytes(tensor)[rows] = 0
 
     def prepare(
         self,
