@@ -20,11 +20,9 @@ from aiakq.kernels.ops import (
     batched,
     dense,
     embedding,
-    experts,
     linear,
     lora,
     norm,
-    routing,
     sampling,
     scaling,
 )
@@ -33,13 +31,12 @@ from aiakq.kernels.ops.attention import PagedAttention
 from aiakq.kernels.ops.batched import BatchedLinear
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.ops.embedding import EmbeddingLayer, RowSelection
-from aiakq.kernels.ops.experts import ExpertLayers, GroupedExperts
 from aiakq.kernels.ops.linear import LinearLayer, LookupLayer, RotatedLinear, RoundedInputs, ScaledInputs
 from aiakq.kernels.ops.lora import AdapterRows, LoraProblem, LoraProduct
+from aiakq.kernels.ops.mixtures import MIXTURES, MixtureOps
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.kernels.ops.recurrent import RECURRENT, RecurrentOps
-from aiakq.kernels.ops.routing import BoundRouting, Routing
 from aiakq.kernels.ops.sampling import Sampler
 from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.selection import Implementations, Kernel, KernelProblem, Selection, select
@@ -49,33 +46,22 @@ from aiakq.kernels.types import (
     BatchedProblem,
     DenseProblem,
     EmbeddingProblem,
-    ExpertsProblem,
     LayerCache,
     NormProblem,
     QWeight,
-    RoutingProblem,
     SamplingProblem,
     ScalingProblem,
 )
 
 #: Operation -> its implementations, in order of preference.
-REGISTRIES: dict[str, Implementations[Any]] = {
-    each.IMPLEMENTATIONS.operation: each.IMPLEMENTATIONS
-    for each in (
-        linear,
-        dense,
-        lora,
-        batched,
-        routing,
-        experts,
-        attention,
-        norm,
-        activation,
-        embedding,
-        scaling,
-        sampling,
-    )
-} | RECURRENT
+REGISTRIES: dict[str, Implementations[Any]] = (
+    {
+        each.IMPLEMENTATIONS.operation: each.IMPLEMENTATIONS
+        for each in (linear, dense, lora, batched, attention, norm, activation, embedding, scaling, sampling)
+    }
+    | RECURRENT
+    | MIXTURES
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +74,7 @@ class Bound:
 
 
 @dataclass
-class Ops(RecurrentOps):
+class Ops(RecurrentOps, MixtureOps):
     """The operations of one device.
 
     dtype     dtype of the activations.
@@ -190,26 +176,6 @@ class Ops(RecurrentOps):
         batch, n, k = weight.shape
         problem = BatchedProblem(batch, n, k, weight.dtype, self.dtype, self.device_type)
         return self._bind(batched.IMPLEMENTATIONS, problem).prepare(weight.to(self.device), problem)
-
-    def routing(self, rule: Routing, count: int) -> BoundRouting:
-        """Bind the routing of tokens to ``count`` experts."""
-        problem = RoutingProblem(rule.kind, count, self.dtype, self.device_type)
-        return BoundRouting(rule, self._bind(routing.IMPLEMENTATIONS, problem).prepare(rule, problem))
-
-    def experts(
-        self, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation, gated: bool = True
-    ) -> GroupedExperts:
-        """Bind MLPs of equal sizes, a (first, second) pair of layers each, applied to their own rows."""
-        return self._experts_from(0, pairs, act, gated)
-
-    def _experts_from(
-        self, start: int, pairs: Sequence[tuple[LinearLayer, LinearLayer]], act: Activation, gated: bool
-    ) -> GroupedExperts:
-        """Bind the experts of a mixture from number ``start`` on."""
-        first, second = [first for first, _ in pairs], [second for _, second in pairs]
-        problem = ExpertsProblem(self.dtype, self.device_type)
-        layers = ExpertLayers(first, second, act, self.row_multiple, start, gated)
-        return self._bind(experts.IMPLEMENTATIONS, problem).prepare(layers, problem)
 
     def rms_norm(self, weight: Tensor, epsilon: float) -> Norm:
         """Bind an RMS norm with ``weight`` [D]."""
