@@ -45,6 +45,15 @@ class Launches:
     waits: Counter[str] = field(default_factory=Counter)
     blocked: list[tuple[str, str]] = field(default_factory=list)
 
+    def add(self, other: Launches) -> None:
+        """Count those of ``other``, too."""
+        self.kernels += other.kernels
+        self.replays += other.replays
+        self.to_device += other.to_device
+        self.to_host += other.to_host
+        self.waits += other.waits
+        self.blocked += other.blocked
+
 
 @dataclass(eq=False)
 class Transfer:
@@ -183,7 +192,7 @@ class FakeDevice:
         return Lease(memory, self)
 
     def free(self, memory: Memory) -> None:
-        """No tensor has ``memory`` any more: other streams must have ended with it, or its stream must wait for them."""
+        """No tensor has ``memory`` any more: its stream must be behind what other streams do with it."""
         memory.is_free = True
         if self._is_over or memory.pool is not None:
             return

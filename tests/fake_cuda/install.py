@@ -46,6 +46,7 @@ def counted(device: FakeDevice) -> Iterator[Launches]:
     try:
         yield device.launches
     finally:
+        before.add(device.launches)
         device.launches = before
 
 

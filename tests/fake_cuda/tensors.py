@@ -183,8 +183,8 @@ def _run(state: FakeDevice, func: Any, args: Any, kwargs: Any, tensors: list[Ten
         outputs.append(result)
         return result
 
-    if packet in UNINITIALIZED:
-        result = launch()
+    if packet in UNINITIALIZED or (writes and not any(each.numel() for each in writes)):
+        result = launch()  # nothing to launch
     else:
         result = state.run(name, launch, reads, written)
     if wanted is not None and wanted.type == "cpu":
