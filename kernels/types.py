@@ -282,6 +282,8 @@ class AttentionContext:
     num_decodes   the first ``num_decodes`` sequences have exactly one query token.
     plans         data that implementations compute once per step and share among layers, under their own keys.
     states        state rows, for models with recurrent layers.
+    row_ends      [T] int32, the end of the positions that each token attends to, where tokens of images attend to each
+                  other in both directions: ascending in a sequence, and behind the token's own; None: right behind it.
     """
 
     query_start: Tensor
@@ -293,3 +295,4 @@ class AttentionContext:
     kv_len_list: list[int]
     plans: dict[object, Any] = field(default_factory=dict)
     states: StateContext | None = None
+    row_ends: Tensor | None = None

@@ -22,8 +22,11 @@ _SPECIAL = {
     "smolvlm": _IDEFICS,
     "mistral3": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
     "internvl": ["<img>", "</img>", "<IMG_CONTEXT>"],
+    "gemma3": ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
     **dict.fromkeys(QWEN, ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]),
 }
+#: Kind -> special tokens that its processor finds by name.
+_NAMED = {"gemma3": dict(zip(("boi_token", "eoi_token", "image_token"), _SPECIAL["gemma3"], strict=True))}
 #: Kind -> its placeholder.
 PLACEHOLDERS = {
     "llava": "<image>",
@@ -32,6 +35,7 @@ PLACEHOLDERS = {
     "smolvlm": "<image>",
     "mistral3": "[IMG]",
     "internvl": "<IMG_CONTEXT>",
+    "gemma3": "<start_of_image>",
     **dict.fromkeys(QWEN, "<|image_pad|>"),
 }
 _VISION = {
@@ -59,16 +63,18 @@ def tokenizer_of(kind: str) -> Any:
 
     special = ["<s>", "</s>", "<pad>", *_SPECIAL[kind]]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: index for index, token in enumerate([*special, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # Gemma's tokenizer has tokens of several line ends.
+    lines = ["\u010a" * count for count in range(2, 5)] if kind == "gemma3" else []
+    vocab = {token: index for index, token in enumerate([*special, *alphabet, *lines])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(line[1:], line[:1]) for line in lines]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not lines)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>",
         eos_token="</s>",
         pad_token="<pad>",
-        additional_special_tokens=_SPECIAL[kind],
+        **({"extra_special_tokens": _NAMED[kind]} if kind in _NAMED else {"additional_special_tokens": _SPECIAL[kind]}),
         chat_template=TEMPLATE.replace("PLACEHOLDER", PLACEHOLDERS[kind]),
         clean_up_tokenization_spaces=False,
     )
@@ -84,6 +90,7 @@ def image_processor_of(kind: str) -> Any:
         "idefics3": ("idefics3", "Idefics3", {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}),
         "smolvlm": ("smolvlm", "SmolVLM", {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}),
         "mistral3": ("pixtral", "Pixtral", {"size": {"longest_edge": 40}, "patch_size": {"height": 4, "width": 4}}),
+        "gemma3": ("gemma3", "Gemma3", {"size": {"height": 16, "width": 16}}),
         "internvl": ("got_ocr2", "GotOcr2", {"size": {"height": 16, "width": 16}, "max_patches": 4}),
         **dict.fromkeys(
             QWEN, ("qwen2_vl", "Qwen2VL", {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 1024}})
@@ -91,6 +98,17 @@ def image_processor_of(kind: str) -> Any:
     }[kind]
     found = importlib.import_module(f"transformers.models.{module}.image_processing_pil_{module}")
     return getattr(found, f"{name}ImageProcessorPil")(**values)
+
+
+#: Values of the config of Gemma 3, whose window is smaller than an image.
+_GEMMA: dict[str, Any] = {
+    "text_config": {
+        **{"model_type": "gemma3_text", **_TEXT, "head_dim": 16, "query_pre_attn_scalar": 16},
+        **{"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
+    },
+    "vision_config": {"model_type": "siglip_vision_model", **_VISION, "vision_use_head": False},
+    **{"mm_tokens_per_image": 4, "image_token_id": 5, "boi_token_id": 3, "eoi_token_id": 4},
+}
 
 
 def config_of(kind: str) -> Any:
@@ -139,6 +157,7 @@ def config_of(kind: str) -> Any:
                 "image_seq_length": 4,
             },
         ),
+        "gemma3": ("gemma3", _GEMMA),
         **_qwen_configs(),
     }[kind]
     return AutoConfig.for_model(
@@ -274,6 +293,8 @@ def reference_logprobs(folder: Path, kind: str, ids: list[int], images: Sequence
         processed = processor(several, return_tensors="pt", **options)
         names = ("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw")
         given = {name: processed[name] for name in names if name in processed}
+        if kind == "gemma3":
+            given["token_type_ids"] = (torch.tensor([ids]) == model.config.image_token_id).int()
         if kind in QWEN:
             given["mm_token_type_ids"] = (torch.tensor([ids]) == model.config.image_token_id).int()
     with torch.inference_mode():

@@ -191,6 +191,7 @@ class StepTables:
         self._tensors: tuple[Tensor, ...] = ()
         self._states: tuple[Tensor, ...] = ()
         self._positions: Tensor | None = None
+        self._row_ends: Tensor | None = None
         self._scratch: dict[tuple[int, int, int], tuple[Tensor, int]] = {}
 
     def fill(self, context: AttentionContext) -> None:
@@ -203,6 +204,8 @@ class StepTables:
         step.sequences, step.max_pages = table.shape
         step.query_start, step.kv_len, step.page_table = (x.data_ptr() for x in (query_start, kv_len, table))
         step.slots = slots.data_ptr()
+        self._row_ends = None if context.row_ends is None else context.row_ends.to(torch.int32).contiguous()
+        step.row_ends = None if self._row_ends is None else self._row_ends.data_ptr()
         states = context.states
         if states is not None:
             sources = torch.tensor(states.sources, dtype=torch.int64)
@@ -233,6 +236,8 @@ class StepTables:
         query_start, kv_len, table, slots = self._tensors or (None,) * 4
         if slots is None or query_start is None or kv_len is None or table is None:
             return
+        if self._row_ends is not None and len(self._row_ends) < int(query_start[-1]):
+            raise ValueError(f"{len(self._row_ends)} ends of positions for {int(query_start[-1])} tokens")
         if (writes and len(slots) != tokens) or len(query_start) != len(kv_len) + 1 or len(table) != len(kv_len):
             raise ValueError(
                 f"{tokens} tokens, {len(slots)} slots, {len(kv_len)} lengths, {len(query_start)} starts and "

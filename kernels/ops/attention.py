@@ -217,7 +217,8 @@ def _decode(
 
     def make() -> list[_Chunk]:
         position = (context.kv_len[:S] - 1).view(S, 1, 1)
-        return _chunks(context.page_table[:S], max(context.kv_len_list[:S]), position, layout)
+        ends = position + 1 if context.row_ends is None else context.row_ends[:S].view(S, 1, 1)
+        return _chunks(context.page_table[:S], max(context.kv_len_list[:S]), position, ends, layout)
 
     rows = torch.arange(q.shape[1], device=q.device).clamp_max_(group - 1)
     out = _attend(q, cache, _planned(context, (layout, "decode"), make), spec, rows)
@@ -239,16 +240,22 @@ def _prefill(
         first = kv_len - L
         # Padding rows attend to the same positions as the last real row.
         position = torch.arange(first, first + padded, device=query.device).clamp_max_(kv_len - 1)
-        position = position.repeat_interleave(group)
-        return _chunks(context.page_table[s : s + 1], kv_len, position.view(1, -1, 1), layout)
+        ends = position + 1
+        if context.row_ends is not None:
+            begin = context.query_start_list[s]
+            ends = context.row_ends[begin + position - first]
+        position, ends = (x.repeat_interleave(group).view(1, -1, 1) for x in (position, ends))
+        return _chunks(context.page_table[s : s + 1], kv_len, position, ends, layout)
 
     rows = torch.arange(group, device=q.device).repeat(padded)
     out = _attend(q, cache, _planned(context, (layout, s), make), spec, rows)
     return out.view(kv_heads, padded, group, -1).transpose(0, 1).reshape(padded, H, -1)[:L].to(query.dtype)
 
 
-def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) -> list[_Chunk]:
-    """Plan the chunks of sequences [S] over ``length`` positions; ``position`` [S, R or 1, 1] is per query row."""
+def _chunks(page_table: Tensor, length: int, position: Tensor, ends: Tensor, layout: _Layout) -> list[_Chunk]:
+    """Plan the chunks of sequences [S] over ``length`` positions; ``position`` and ``ends``, those of the positions
+    that it attends to, [S, R or 1, 1] are per query row.
+    """
     P = layout.page_size
     per_chunk = max(1, CHUNK // P)
     device = page_table.device
@@ -259,7 +266,7 @@ def _chunks(page_table: Tensor, length: int, position: Tensor, layout: _Layout) 
     for index in range(count):
         pages = table[:, index * per_chunk : (index + 1) * per_chunk].long().flatten()
         at = torch.arange(index * per_chunk * P, (index + 1) * per_chunk * P, device=device)
-        hidden = at > position
+        hidden = at >= ends
         if layout.window is not None:
             hidden |= at <= position - layout.window
         if layout.chunk_size is not None:

@@ -14,11 +14,6 @@ from aiakq.runtime.protocol.media import IMAGE_ARCHITECTURES, MAX_ITEMS
 
 #: Tokens of images whose embeddings are kept at most; those of one prompt have to fit.
 MAX_ENCODER_CACHE_TOKENS = 1 << 15
-#: Architectures whose images change more of the language model -> what.
-_MORE = {
-    "Gemma3ForConditionalGeneration": "tokens of an image attend to each other in both directions",
-}
-
 #: Architectures with M-RoPE -> fields of ``GridRope``.
 _GRIDS: Mapping[str, tuple[tuple[int, int, int], bool]] = {
     "Qwen2VLForConditionalGeneration": ((16, 24, 24), False),
@@ -65,6 +60,14 @@ class MultimodalConfig:
         """The number of layers, from the first on, to whose outputs images are added."""
         default = _DEEPSTACK.get(self.architecture)
         return 0 if default is None else len(self.raw["vision_config"].get("deepstack_visual_indexes", default))
+
+    @property
+    def whole_tokens(self) -> int:
+        """The number of tokens of an image that attend to each other in both directions; 0 for none."""
+        if self.architecture != "Gemma3ForConditionalGeneration":
+            return 0
+        stated = self.raw.get("mm_tokens_per_image")
+        return stated if type(stated) is int and stated > 0 else 256
 
     def grid(self, rows: int) -> GridRope | None:
         """Return how up to ``rows`` tokens of images in a step are rotated; None if each has one position."""
@@ -128,8 +131,6 @@ def _refusal(args: EngineArguments, architecture: str, has_draft_model: bool) ->
     """Return why images of a checkpoint are refused; "" if they are read."""
     if args.language_model_only:
         return "--language-model-only leaves out the encoder of images"
-    if reason := _MORE.get(architecture):
-        return f"images of {architecture} are not computed, because {reason}; its text is"
     if architecture not in IMAGE_ARCHITECTURES:
         known = ", ".join(name.removesuffix("ForConditionalGeneration") for name in IMAGE_ARCHITECTURES)
         return f"images of {architecture:.64} are not computed; those of {known} are"

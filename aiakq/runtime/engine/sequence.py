@@ -32,6 +32,7 @@ class Sequence:
     resamples           whether its tokens are sampled among the whole vocabulary sorted: the sampler's usual
                         candidates were not enough once.
     client, adapter     of its request.
+    whole_runs          (first token, number) of runs of tokens of which a step computes all that are not cached.
     reads_whole_prompt  whether the model's output for every token of the prompt is needed, so that none is left out.
     hashes              of the full pages' tokens, as far as computed by ``page_hashes``.
     order               (priority, number of arrival); the smallest is scheduled first.
@@ -70,6 +71,7 @@ class Sequence:
         # Of most sequences there are none: not even a comprehension runs.
         media = self.spec.media
         self._media_starts = [(item.first, item.key) for item in media] if media else []
+        self.whole_runs = [place for item in media if item.is_whole for place in item.places] if media else []
         # The keys and values of the last token are never needed.
         self.num_needed_tokens = self.num_prompt + max(self.spec.max_tokens - 1, 0)
 
@@ -128,6 +130,15 @@ class Sequence:
         """
         begin = [f"{first - start} {key}" for first, key in self._media_starts if start <= first < end]
         return media_hash(hashed, begin) if begin else hashed
+
+    def chunk_end(self, begin: int, end: int, limit: int) -> int:
+        """Return where a chunk of the tokens from ``begin`` on ends that should end at ``end``, and has to at
+        ``limit``: not within a run of which a step computes all.
+        """
+        for first, count in self.whole_runs:
+            if first < end < first + count:
+                return first + count if first + count <= limit else max(begin, first)
+        return end
 
     def introduction(self) -> NewSequence:
         """The record with which the executor gets to know the sequence; from then on it keeps its tokens and pages."""

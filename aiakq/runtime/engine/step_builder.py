@@ -205,15 +205,24 @@ class StepBuilder:
     def _is_long(self, uncomputed: int) -> bool:
         return 0 < self._config.long_prompt_tokens < uncomputed
 
-    def _piece(self, uncomputed: int, done: int) -> int:
-        """Return the number of prompt tokens for one turn; ``done`` of the uncomputed ones are already in this step."""
-        config = self._config
+    def _piece(self, sequence: Sequence, uncomputed: int, begin: int) -> int:
+        """Return the number of prompt tokens of ``sequence`` for one turn.
+
+        begin  the first uncomputed one; those that are already in this step follow.
+        """
+        config, done = self._config, self._counts.get(sequence, 0)
         if not config.enable_chunked_prefill:
             return uncomputed if uncomputed <= self._tokens_left else 0
         count = min(uncomputed - done, self._tokens_left, self._quantum)
         if config.long_prefill_token_threshold and self._is_long(uncomputed):
             count = min(count, config.long_prefill_token_threshold - done)
-        return max(0, count)
+        count = max(0, count)
+        if sequence.whole_runs:
+            # An image is not split, even if its tokens are more than the client's share of the step.
+            begin += done
+            limit = begin + max(count, self._scheduler.budget - sum(self._counts.values()))
+            return sequence.chunk_end(begin, begin + count, limit) - begin
+        return count
 
     def _rank(self, demand: _Demand) -> tuple[object, ...]:
         """Return the sort key of a client; the smallest is served first.
@@ -235,7 +244,7 @@ class StepBuilder:
             self._begin(demand)
         else:
             sequence = demand.prompts.popleft()
-            count = self._piece(sequence.num_uncomputed_tokens, self._counts.get(sequence, 0))
+            count = self._piece(sequence, sequence.num_uncomputed_tokens, sequence.num_computed_tokens)
             if count and self._extend(sequence, count, demand):
                 self._requeue(sequence, demand)
 
@@ -307,7 +316,7 @@ class StepBuilder:
         is_long = self._is_long(uncomputed)
         if is_long and demand.long >= config.max_long_partial_prefills < config.max_num_partial_prefills:
             return
-        count = self._piece(uncomputed, 0)
+        count = self._piece(sequence, uncomputed, len(sequence.token_ids) - uncomputed)
         if count < uncomputed and demand.partial >= config.max_num_partial_prefills:
             demand.waiting.clear()
             return

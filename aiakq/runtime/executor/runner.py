@@ -25,6 +25,7 @@ from aiakq.runtime.executor.sequences import ExecutorPart, InputPart, RowPart, R
 from aiakq.runtime.executor.states import StateRows
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
+from aiakq.runtime.protocol.media import whole_runs
 from aiakq.runtime.protocol.step import NO_DECODES, Chunk, Decodes
 
 
@@ -133,7 +134,8 @@ class Runner:
         if step.grid_positions is not None:
             assert self._grid_rotary is not None
             self._grid_rotary.write(step.grid_positions)
-        if self.captured is not None and not step.input_rows and self.captured.accepts(step):
+        plain = not step.input_rows and step.context.row_ends is None
+        if self.captured is not None and plain and self.captured.accepts(step):
             return self.captured(step)
         return self.model.forward(step, self.caches)
 
@@ -194,6 +196,7 @@ class Runner:
             query_start_list=starts,
             kv_len_list=kv_len_list,
             states=None if self.states is None else self.states.context(decodes.chunks() + chunks, sequences),
+            row_ends=self._row_ends(chunks, sequences[num_decodes:], starts, kv_len_list),
         )
         model_input = ModelInput(token_column, position_column, context, row_column)
         if columns.grids:
@@ -205,6 +208,24 @@ class Runner:
             model_input.input_rows = [rows for rows in found if rows is not None]
         on_host = [numbers, ends, *columns.grids]
         return StepInput(model_input, columns.rows_of, columns.unknown, columns.unknown_sequences, on_host, page_table)
+
+    def _row_ends(
+        self, chunks: list[Chunk], sequences: list[SequenceState], starts: list[int], lengths: list[int]
+    ) -> Tensor | None:
+        """Return ``AttentionContext.row_ends`` of a step whose last sequences are ``sequences``; None if no chunk has
+        tokens that attend to each other in both directions.
+        """
+        ends: NDArray[Any] | None = None
+        own = starts[len(starts) - 1 - len(chunks) :]
+        for chunk, sequence, start in zip(chunks, sequences, own, strict=False):
+            stop = chunk.first + chunk.count
+            for first, count in whole_runs(sequence.spec.media, chunk.first, stop):
+                assert first + count <= stop, "a step ends within an image whose tokens attend to each other"
+                if ends is None:
+                    counts = np.diff(starts)
+                    ends = np.arange(1, starts[-1] + 1) + np.repeat(np.array(lengths) - starts[1:], counts)
+                ends[start + max(0, first - chunk.first) : start + first + count - chunk.first] = first + count
+        return None if ends is None else on_device(torch.from_numpy(ends.astype(np.int32)), self.device)
 
     def _decoded(self, decodes: Decodes, sequences: list[SequenceState], running: RunningSequences) -> StepColumns:
         """Return the columns of ``decodes``."""

@@ -100,7 +100,7 @@ def _load_encoder(config: EngineConfig) -> TransformersEncoder:
 def _attention(multimodal: MultimodalConfig) -> str:
     """Return the name of the attention: in encoders that see a large image whole, its scores would take gigabytes."""
     is_pixtral = multimodal.raw["vision_config"].get("model_type") == "pixtral"
-    return "sdpa" if is_pixtral or multimodal.architecture.startswith("Qwen") else "eager"
+    return "sdpa" if is_pixtral or multimodal.architecture.startswith(("Qwen", "Gemma3")) else "eager"
 
 
 def _without_language_model(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,12 +17,19 @@ SpecialToken = Callable[[str, str], str]
 class ImageText(ABC):
     """How a family writes an image.
 
-    options  arguments of its image processor.
-    tensors  outputs of the image processor that the encoder reads.
+    defaults  arguments of its image processor unless --mm-processor-kwargs has others.
+    options   arguments of its image processor.
+    tensors   outputs of the image processor that the encoder reads.
+    placeholder_key  key of config.json with the token that stands for an image in a prompt; "" if that is the token of
+                     which there is one for each embedding.
+    is_whole  see ``MediaItem``.
     """
 
+    defaults: dict[str, Any] = {}
     options: dict[str, Any] = {}
     tensors: tuple[str, ...] = ("pixel_values",)
+    placeholder_key = ""
+    is_whole = False
 
     def __init__(self, config: Mapping[str, Any], image_token: str, special_token: SpecialToken) -> None:
         """special_token: returns a token by its name in the tokenizer's config, or the default."""
@@ -72,6 +79,29 @@ class PixtralText(ImageText):
         row = self.image_token * (int(width) // self.patch)
         line, end = self.special_token("image_break_token", "[IMG_BREAK]"), "[IMG_END]"
         return line.join([row] * (int(height) // self.patch)) + self.special_token("image_end_token", end)
+
+
+class Gemma3Text(ImageText):
+    """The whole image between two tokens and empty lines, and parts of it after that if it is long (pan and scan)."""
+
+    defaults = {
+        **{"do_convert_rgb": True, "do_pan_and_scan": False, "pan_and_scan_min_crop_size": 256},
+        **{"pan_and_scan_max_num_crops": 4, "pan_and_scan_min_ratio_to_activate": 1.2},
+    }
+    placeholder_key = "boi_token_index"
+    is_whole = True
+
+    def text(self, processed: Mapping[str, Any]) -> str:
+        """See ImageText."""
+        [crops] = processed["num_crops"]
+        begin = self.special_token("boi_token", "<start_of_image>")
+        end = self.special_token("eoi_token", "<end_of_image>")
+        placeholders = self.image_token * int(self.config["mm_tokens_per_image"])
+        one = f"\n\n{begin}{placeholders}{end}\n\n"
+        if not crops:
+            return one
+        several = " ".join([one] * int(crops))
+        return f"Here is the original image {one} and here are some crops to help you see better {several}"
 
 
 class Idefics3Text(ImageText):
@@ -139,6 +169,7 @@ def image_text(
 
 #: Architecture -> how it writes images.
 FAMILIES: dict[str, type[ImageText]] = {
+    "Gemma3ForConditionalGeneration": Gemma3Text,
     "Idefics3ForConditionalGeneration": Idefics3Text,
     "InternVLForConditionalGeneration": InternVLText,
     "LlavaForConditionalGeneration": LlavaText,

@@ -12,6 +12,7 @@ from aiakq.runtime.protocol.media import MediaLimits
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
+    from aiakq.runtime.config.multimodal import MultimodalConfig
     from aiakq.runtime.config.scheduler import SchedulerConfig
     from aiakq.runtime.engine.pages import PagePool
     from aiakq.runtime.models.interface import Model
@@ -24,16 +25,41 @@ def media_limits(config: EngineConfig, model: Model) -> MediaLimits:
     multimodal = config.multimodal
     if multimodal is None:
         return TEXT_ONLY
-    if refusal := multimodal.refusal or _refusal(model) or encoder_refusal(config) or refused_key(multimodal):
+    if refusal := (
+        multimodal.refusal
+        or _refusal(model, multimodal)
+        or _whole_refusal(config, model, multimodal.whole_tokens)
+        or encoder_refusal(config)
+        or refused_key(multimodal)
+    ):
         return MediaLimits(refusal)
     return MediaLimits("", multimodal.max_items, config.scheduler.encoder_cache_tokens)
 
 
-def _refusal(model: Model) -> str:
+def _whole_refusal(config: EngineConfig, model: Model, tokens: int) -> str:
+    """Return why images of ``tokens`` tokens that attend to each other are refused; "" if they are not, or for 0."""
+    needed, budget = tokens + config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    if not tokens or not isinstance(model, Decoder):
+        return ""
+    others = model.ops.selected("attention") - {"cpu", "torch"}
+    if config.device.device.type != "cpu" or others:
+        what = f"not by the attention of {', '.join(sorted(others))}" if others else "on CPUs only"
+        return f"tokens of an image attend to each other in both directions, which is computed {what}"
+    if needed > budget:
+        return (
+            f"a step has to have room for the {tokens} tokens of an image beside {config.scheduler.max_num_seqs} "
+            f"sequences, but --max-num-batched-tokens is {budget}; raise it to {needed}, or lower --max-num-seqs"
+        )
+    return ""
+
+
+def _refusal(model: Model, multimodal: MultimodalConfig) -> str:
     """Return why the language model cannot read embeddings of images; "" if it can."""
     if not isinstance(model, Decoder):
         return "images are read by native models only"
-    if model.stage.is_first and (model.after_embedding is not None or model.project_in is not None):
+    # Gemma 3 multiplies embeddings of tokens only, and so does ``Decoder``.
+    is_scaled = model.after_embedding is not None and not multimodal.whole_tokens
+    if model.stage.is_first and (is_scaled or model.project_in is not None):
         return f"images are not computed with a language model of {model.config.architecture}"
     return ""
 

@@ -32,12 +32,16 @@ class ImagePreprocessor:
     def __init__(self, config: MultimodalConfig, processor: Any, tokenizer: Tokenizer) -> None:
         """Raises ``model_incomplete`` if the tokenizer lacks the token of images."""
         self._image_token_id = config.image_token_id
-        [self.image_token] = tokenizer.raw_tokens([config.image_token_id])
+        [token] = tokenizer.raw_tokens([config.image_token_id])
         self._encode: Callable[[str, bool], list[int]] = tokenizer.encode
         self._processor = processor
         named = _special(tokenizer, config.folder)
-        self._text = image_text(config.architecture, _completed(config.raw), self.image_token, named)
-        self._options = {**config.processor_kwargs, **self._text.options}
+        completed = _completed(config.raw)
+        self._text = image_text(config.architecture, completed, token, named)
+        self._placeholder_id = completed.get(self._text.placeholder_key, config.image_token_id)
+        [self.image_token] = tokenizer.raw_tokens([self._placeholder_id])
+        self._newlines = Newlines(tokenizer)
+        self._options = {**self._text.defaults, **config.processor_kwargs, **self._text.options}
 
     @classmethod
     def load(cls, config: MultimodalConfig, tokenizer: Tokenizer) -> ImagePreprocessor:
@@ -79,7 +83,9 @@ class ImagePreprocessor:
         Raises ``media_refused`` for an image that is damaged or too large or that the processor rejects, and unless
         there are as many placeholders.
         """
-        found = token_ids.count(self._image_token_id)
+        found = token_ids.count(self._placeholder_id)
+        if self._placeholder_id != self._image_token_id and self._image_token_id in token_ids:
+            raise refused(prompt, f"it has the token {self._image_token_id}, which stands for a part of an image")
         if found != len(images):
             reason = f"there are {len(images)} images for its {found} placeholders {self.image_token}"
             raise refused(prompt, reason)
@@ -87,17 +93,37 @@ class ImagePreprocessor:
         items = []
         begin = 0
         for image, param in zip(images, params, strict=True):
-            at = token_ids.index(self._image_token_id, begin)
+            at = token_ids.index(self._placeholder_id, begin)
             ids += token_ids[begin:at]
             decoded = decode_image(image, param) if isinstance(image, bytes) else image
-            own, tensors, grid = self._processed(decoded, param)
-            items.append(MediaItem("image", media_key("image", tensors), self._places(own, len(ids)), tensors, grid))
-            ids += own
+            text, tensors, grid = self._processed(decoded, param)
             begin = at + 1
+            if text.endswith("\n"):  # a tokenizer has tokens for several line ends
+                text, begin = self._joined(text, ids, token_ids, begin, param)
+            own, key, is_whole = self._encode(text, False), media_key("image", tensors), self._text.is_whole
+            items.append(MediaItem("image", key, self._places(own, len(ids)), tensors, grid, is_whole))
+            ids += own
         return ids + list(token_ids[begin:]), tuple(items)
 
-    def _processed(self, image: Image, param: str) -> tuple[list[int], dict[str, TensorRecord], tuple[int, int] | None]:
-        """Return the tokens, the tensors and the grid of one image."""
+    def _joined(self, text: str, ids: list[int], token_ids: Sequence[int], begin: int, param: str) -> tuple[str, int]:
+        """Return the text of an image with the line ends around it, which are removed from ``ids``, and the first token
+        behind these: transformers' processor tokenizes all of them together.
+
+        Raises ``media_refused`` if ``text`` begins with a word that could be the end of another one.
+        """
+        if not text.startswith("\n") and ids and not self._newlines.ends_word(ids[-1]):
+            raise refused(param, "with pan and scan, an image has to begin a line")
+        before = after = 0
+        while text.startswith("\n") and ids and (count := self._newlines.count(ids[-1])):
+            before += count
+            ids.pop()
+        while begin < len(token_ids) and (count := self._newlines.count(token_ids[begin])):
+            after += count
+            begin += 1
+        return "\n" * before + text + "\n" * after, begin
+
+    def _processed(self, image: Image, param: str) -> tuple[str, dict[str, TensorRecord], tuple[int, int] | None]:
+        """Return the text, the tensors and the grid of one image."""
         try:
             processed = self._processor([image], return_tensors="np", **self._options)
             text, grid = self._text.text(processed), self._text.grid(processed)
@@ -108,7 +134,7 @@ class ImagePreprocessor:
             reason = f"the model's image processor rejects it ({first_line(failure).rstrip('.')[:200]})"
             raise refused(param, f"{reason}; it has {width} x {height} pixels") from failure
         tensors = {name: _record(processed[name]) for name in self._text.tensors if name in processed}
-        return self._encode(text, False), tensors, grid
+        return text, tensors, grid
 
     def _places(self, ids: list[int], start: int) -> list[tuple[int, int]]:
         """Return the runs of placeholders in the tokens of an image, which are at ``start`` of the prompt."""
@@ -121,6 +147,26 @@ class ImagePreprocessor:
             else:
                 places.append((number, 1))
         return places
+
+
+class Newlines:
+    """Which tokens are line ends."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._counts: dict[int, int] = {}
+
+    def count(self, token: int) -> int:
+        """Return the number of line ends that ``token`` consists of; 0 for any other token."""
+        found = self._counts.get(token)
+        if found is None:
+            text = self._tokenizer.decode([token], skip_special_tokens=False)
+            found = self._counts[token] = len(text) if text.strip("\n") == "" else 0
+        return found
+
+    def ends_word(self, token: int) -> bool:
+        """Whether no word of text goes on behind ``token``."""
+        return self.count(token) > 0 or token in self._tokenizer.special_ids
 
 
 def _record(array: Any) -> TensorRecord:

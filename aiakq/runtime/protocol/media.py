@@ -7,7 +7,7 @@ reads its tensors.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -20,6 +20,7 @@ MAX_ITEMS = 999
 
 #: Architectures whose images are computed: their embeddings replace those of placeholder tokens.
 IMAGE_ARCHITECTURES = (
+    "Gemma3ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "LlavaForConditionalGeneration",
@@ -50,6 +51,8 @@ class MediaItem(msgspec.Struct, frozen=True):
              between them, such as ends of rows, are embedded as text.
     tensors  arguments of the encoder by name.
     grid     rows and columns of the tokens that it replaces, if their positions depend on them (M-RoPE); else None.
+    is_whole  whether the tokens of a run attend to each other in both directions, so that a step computes all of them
+             that are not cached.
     """
 
     kind: MediaKind
@@ -57,6 +60,7 @@ class MediaItem(msgspec.Struct, frozen=True):
     places: list[tuple[int, int]]
     tensors: dict[str, TensorRecord]
     grid: tuple[int, int] | None = None
+    is_whole: bool = False
 
     @property
     def first(self) -> int:
@@ -78,6 +82,16 @@ class MediaItem(msgspec.Struct, frozen=True):
     def num_bytes(self) -> int:
         """The bytes of its tensors."""
         return sum(len(tensor.data) for tensor in self.tensors.values())
+
+
+def whole_runs(media: Iterable[MediaItem], first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs of tokens of ``media`` that attend to each other in both directions and of which some are among
+    the tokens ``first`` .. ``end - 1``.
+    """
+    for item in media:
+        for place in item.places if item.is_whole else ():
+            if place[0] < end and first < sum(place):
+                yield place
 
 
 def media_key(kind: str, tensors: Mapping[str, TensorRecord]) -> str:

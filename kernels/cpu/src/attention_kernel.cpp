@@ -79,13 +79,13 @@ struct Tiles {
       const int64_t tokens = min(shape.tokens, count - first), length = step.kv_len[sequence];
       tile.sequence = sequence;
       tile.token = start + first;
-      tile.rows = tokens * shape.group;
-      tile.group = shape.group;
+      tile.rows = tokens * shape.group, tile.group = shape.group;
       tile.position = length - count + first;
       tile.window = op.window > 0 ? op.window : length + 1;
       tile.chunk_size = op.chunk_size > 0 ? op.chunk_size : length + 1;
       tile.begin = tile.first(tile.position);
-      tile.end = max(tile.begin, tile.position + tokens);
+      tile.ends = step.row_ends;
+      tile.end = max(tile.begin, tile.last(tokens - 1));
       first += tokens;
       return true;
     }

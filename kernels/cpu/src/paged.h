@@ -40,17 +40,20 @@ struct Tile {
   int64_t chunk_size;  // likewise
   int64_t position;    // of the first token
   int64_t begin, end;  // the positions that any of its rows attends to
+  const int32_t* ends; // of the positions that each token of the step attends to, ascending; null: behind its own
 
   // Returns the first position that a token attends to.
   int64_t first(int64_t token_position) const {
     return max(0, max(token_position - window + 1, token_position / chunk_size * chunk_size));
   }
+  // Returns the end of the positions that a token of the tile attends to.
+  int64_t last(int64_t own) const { return ends ? ends[token + own] : position + own + 1; }
   // Returns the positions that a row attends to in the chunk that starts at ``chunk``, relative to it.
   int from(int64_t row, int64_t chunk) const {
     return (int)min(CHUNK, max(0, first(position + row / group) - chunk));
   }
   int to(int64_t row, int64_t chunk) const {
-    return (int)min(CHUNK, max(0, position + row / group + 1 - chunk));
+    return (int)min(CHUNK, max(0, last(row / group) - chunk));
   }
 };
 

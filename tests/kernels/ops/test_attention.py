@@ -14,8 +14,11 @@ from aiakq.kernels.types import AttentionContext, AttentionSpec, RotaryTables
 CPU = torch.device("cpu")
 
 
-def dense(query, keys, values, spec):
-    """query [L, H, D] at the last L positions of keys [N, Hkv, D] and values [N, Hkv, value_dim]; float64."""
+def dense(query, keys, values, spec, ends=None):
+    """query [L, H, D] at the last L positions of keys [N, Hkv, D] and values [N, Hkv, value_dim]; float64.
+
+    ends  [L] of the positions that each query attends to; None: behind its own.
+    """
     L, H, D = query.shape
     N, Hkv, _ = keys.shape
     keys, values = (x.double().repeat_interleave(H // Hkv, dim=1) for x in (keys, values))
@@ -25,7 +28,7 @@ def dense(query, keys, values, spec):
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
     if spec.alibi is not None:
         scores = scores + spec.alibi.double().view(H, 1, 1) * (at - position)
-    hidden = at > position
+    hidden = at > position if ends is None else at >= ends[:, None]
     if spec.sliding_window:
         hidden |= at <= position - spec.sliding_window
     if spec.chunk_size:
@@ -161,6 +164,56 @@ def test_a_variant_does_not_depend_on_how_a_sequence_is_cut(variant):
             num_decodes=int(old == 149),
             query_start_list=[0, length - old],
             plans={},
+        )
+        assert torch.equal(layer.attend(whole.query[old:], whole.caches, part), expected[old:]), old
+
+
+def with_runs(lengths, runs):
+    """The ends of the positions that each new token of sequences attends to, where ``runs`` attend to each other."""
+    ends = []
+    for old, new in lengths:
+        own = torch.arange(old + 1, old + new + 1)
+        for first, count in runs:
+            if first + count <= old + new:
+                own[max(0, first - old) : max(0, first + count - old)] = first + count
+        ends.append(own)
+    return ends
+
+
+@pytest.mark.parametrize("implementation", ["torch", "cpu"])
+@pytest.mark.parametrize("window", [None, 5, 20], ids=lambda w: f"window{w}")
+def test_tokens_of_an_image_attend_to_each_other(implementation, window):
+    """In a whole prompt, behind a cached beginning within the image, and beside decodes."""
+    lengths = [(0, 60), (14, 40), (40, 1), (0, 300), (0, 5)]
+    for H, Hkv, D, P in [(4, 4, 40, 16), (8, 2, 48, 7), (20, 1, 64, 32)]:
+        case = Case(lengths, H, Hkv, D, P, implementation=implementation, sliding_window=window)
+        ends = with_runs(case.lengths, [(10, 30), (40, 3), (100, 150)])
+        case.context.row_ends = torch.cat(ends).int()
+        layer = case.module.prepare(case.spec, case.problem)
+        found = layer.attend(case.query, case.caches, case.context)
+        starts = case.context.query_start_list
+        for s, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
+            rows = slice(starts[s], starts[s + 1])
+            wanted = dense(case.query[rows], keys, values, case.spec, ends[s])
+            assert (found[rows].double() - wanted).norm() / wanted.norm() < 1e-5, case.lengths[s]
+
+
+@pytest.mark.parametrize("implementation", ["torch", "cpu"])
+def test_tokens_around_an_image_do_not_depend_on_where_its_prompt_is_cut(implementation):
+    H, Hkv, D, P, length = 8, 2, 48, 16, 150
+    whole = Case([(0, length)], H, Hkv, D, P, implementation=implementation, sliding_window=40)
+    layer = whole.module.prepare(whole.spec, whole.problem)
+    [ends] = with_runs(whole.lengths, [(30, 100)])
+    whole.context.row_ends = ends.int()
+    expected = layer.attend(whole.query, whole.caches, whole.context)
+    for old in (20, 30, 77, 129, 140):
+        part = replace(
+            whole.context,
+            query_start=torch.tensor([0, length - old]),
+            slots=whole.context.slots[old:],
+            query_start_list=[0, length - old],
+            plans={},
+            row_ends=ends[old:].int() if old < 130 else None,
         )
         assert torch.equal(layer.attend(whole.query[old:], whole.caches, part), expected[old:]), old
 

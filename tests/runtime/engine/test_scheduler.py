@@ -6,6 +6,7 @@ from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.engine.pages import PagePool
 from aiakq.runtime.engine.scheduler import Scheduler
 from aiakq.runtime.engine.sequence import ScheduledChunk, Sequence
+from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.protocol.output import RequestTimes
 from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
@@ -21,7 +22,8 @@ def make_scheduler(num_pages=40, max_num_seqs=4, budget=16, caching=True, **conf
 def add(scheduler: Scheduler, prompt: list[int], max_tokens: int = 9, arrived: float = 0.0, **more) -> Sequence:
     name = f"r{len(scheduler.waiting) + len(scheduler.running)}"
     sampling = more.pop("sampling", SamplingParams(max_tokens=max_tokens))
-    spec = RequestSpec(name, prompt, sampling, max_tokens, 0, options=RequestOptions(**more))
+    media = more.pop("media", ())
+    spec = RequestSpec(name, prompt, sampling, max_tokens, 0, options=RequestOptions(**more), media=media)
     sequence = Sequence(spec, RequestTimes(arrived))
     scheduler.add(sequence)
     return sequence
@@ -231,3 +233,49 @@ def test_waiting_prompts_are_delayed_by_a_multiple_of_the_last_prompt_step():
     waiting = add(scheduler, [2] * 4, arrived=11.0)
     assert run(scheduler, 15.0) == [(running, 5, 1)]
     assert (waiting, 0, 4) in run(scheduler, 16.5)
+
+
+def image(*places: tuple[int, int]) -> tuple[MediaItem]:
+    """An image whose runs of tokens are computed in one step each."""
+    return (MediaItem("image", "key", list(places), {}, is_whole=True),)
+
+
+def chunks_of(scheduler: Scheduler, sequence: Sequence) -> list[tuple[int, int]]:
+    """First token and number of tokens of the chunks of the prompt of ``sequence``."""
+    chunks = []
+    while sequence.num_computed_tokens < sequence.num_prompt:
+        chunks += [(first, count) for one, first, count in run(scheduler) if one is sequence]
+    return chunks
+
+
+def test_no_chunk_ends_within_an_image_that_is_whole():
+    scheduler = make_scheduler(budget=16)
+    sequence = add(scheduler, [1] * 50, media=image((10, 8), (19, 8), (27, 12)))
+    assert chunks_of(scheduler, sequence) == [(0, 10), (10, 9), (19, 8), (27, 16), (43, 7)]
+
+
+def test_clients_that_share_steps_do_not_split_an_image():
+    scheduler = make_scheduler(budget=128, num_pages=80)
+    sequence = add(scheduler, [1] * 90, media=image((3, 80)), client="a")
+    other = add(scheduler, [2] * 90, client="b")
+    assert chunks_of(scheduler, sequence)[0] == (0, 83)
+    chunks_of(scheduler, other)
+
+
+def test_an_image_that_is_whole_waits_for_a_step_with_room():
+    scheduler = make_scheduler(budget=16)
+    others = [add(scheduler, [n] * 4) for n in (1, 2)]
+    assert [count for _, _, count in run(scheduler)] == [4, 4]
+    sequence = add(scheduler, [3] * 24, media=image((4, 13)))
+    assert run(scheduler) == [(others[0], 4, 1), (others[1], 4, 1), (sequence, 0, 4)]
+    assert run(scheduler) == [(others[0], 5, 1), (others[1], 5, 1), (sequence, 4, 14)]
+
+
+def test_a_beginning_in_the_cache_may_end_within_an_image_that_is_whole():
+    scheduler = make_scheduler(budget=16)
+    media = image((3, 8))
+    first = add(scheduler, [1] * 12, max_tokens=1, media=media)
+    assert chunks_of(scheduler, first) == [(0, 12)]
+    scheduler.remove(first)
+    second = add(scheduler, [1] * 8 + [1] * 3 + [2] * 9, media=media)
+    assert chunks_of(scheduler, second) == [(8, 12)]

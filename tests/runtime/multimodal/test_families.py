@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from vision_models import PLACEHOLDERS, QWEN, config_of, image_processor_of, random_image, tokenizer_of
 
+from aiakq.errors import AiakqError
 from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.multimodal.processor import ImagePreprocessor
 
@@ -28,6 +29,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "smolvlm": {"image_seq_len": 4},
     "mistral3": {"patch_size": 4, "spatial_merge_size": 2},
     "internvl": {"image_seq_length": 4},
+    "gemma3": {"image_seq_length": 4},
     **dict.fromkeys(QWEN, {}),
 }
 
@@ -43,6 +45,13 @@ class ByteTokenizer:
     def raw_tokens(self, ids: list[int]) -> list[str]:
         return list(self.hf.convert_ids_to_tokens(ids))
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(self.hf.all_special_ids)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return str(self.hf.decode(ids, skip_special_tokens=skip_special_tokens))
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self.hf(text, add_special_tokens=add_special_tokens)["input_ids"])
 
@@ -51,7 +60,7 @@ def preprocessor(kind: str, **arguments: Any) -> ImagePreprocessor:
     model = config_of(kind)
     names = {"idefics3": "Idefics3", "smolvlm": "SmolVLM", "mistral3": "Mistral3", "internvl": "InternVL"}
     names |= {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5"}
-    names |= {"qwen3_5_moe": "Qwen3_5Moe", "qwen3_vl_moe": "Qwen3VLMoe"}
+    names |= {"gemma3": "Gemma3", "qwen3_5_moe": "Qwen3_5Moe", "qwen3_vl_moe": "Qwen3VLMoe"}
     config = MultimodalConfig(
         architecture=f"{names.get(kind, 'Llava')}ForConditionalGeneration",
         image_token_id=model.image_token_id,
@@ -113,3 +122,32 @@ def test_texts_of_images_are_those_of_transformers_processor(kind):
         assert (
             one.expanded(tokenizer(PLACEHOLDERS[kind])["input_ids"], [image], [""])[0] == tokenizer(text)["input_ids"]
         )
+
+
+@pytest.mark.parametrize("options", [{}, {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 4}], ids=["", "pan"])
+def test_prompts_of_gemma_3_are_tokenized_with_the_line_ends_around_images(options):
+    from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+
+    tokenizer = tokenizer_of("gemma3")
+    processor = Gemma3Processor(image_processor_of("gemma3"), tokenizer, image_seq_length=4)
+    mark, one = PLACEHOLDERS["gemma3"], preprocessor("gemma3", **options)
+    texts = [f"a\n{mark}b", f"{mark}\n\nb\n", f"a\n\n\n{mark}\n{mark}", f"\n{mark}{mark}"]
+    texts += [] if options else [f"a {mark} b", f"a{mark}"]
+    for text in texts:
+        images = [random_image(6, 40, 20), random_image(7, 16, 60)][: text.count(mark)]
+        expected = processor(images=images, text=text, images_kwargs=dict(options))["input_ids"][0]
+        found, items = one.expanded(tokenizer(text)["input_ids"], images, [""] * len(images))
+        assert found == list(expected), text
+        assert all(item.is_whole for item in items)
+        assert [found[first : first + count] for item in items for first, count in item.places] == (
+            [[5] * 4] * (found.count(5) // 4)
+        )
+
+
+def test_what_an_image_of_gemma_3_cannot_follow():
+    one = preprocessor("gemma3", do_pan_and_scan=True, pan_and_scan_min_crop_size=4)
+    tokenizer, mark = tokenizer_of("gemma3"), PLACEHOLDERS["gemma3"]
+    with pytest.raises(AiakqError, match="with pan and scan, an image has to begin a line"):
+        one.expanded(tokenizer(f"a{mark}")["input_ids"], [random_image(6, 40, 20)], [""])
+    with pytest.raises(AiakqError, match="it has the token 5, which stands for a part of an image"):
+        one.expanded(tokenizer(f"a<image_soft_token>{mark}")["input_ids"], [random_image(6, 40, 20)], [""])
