@@ -2,10 +2,10 @@
 
     python tests/server/hostile_inputs.py [--count 100000] [--seed 0] [--clients 32] [--only WORDS] [--first INDEX]
 
-Meanwhile well-behaved clients stream; their output must equal that of an idle server. At the end the server must be
-healthy and idle, with all pages free, correct counters, no files left open and no traceback in its log. The results are
-printed as one line of JSON; the exit code is 1 if a check failed. Repeat a case with --count 1 and the --seed and
---first of the line that names it.
+With --media they are images of requests to a tiny model that reads images. Meanwhile well-behaved clients stream; their
+output must equal that of an idle server. At the end the server must be healthy and idle, with all pages free, correct
+counters, no files left open and no traceback in its log. The results are printed as one line of JSON; the exit code is
+1 if a check failed. Repeat a case with --count 1 and the --seed and --first of the line that names it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import hostile_cases  # noqa: E402
-from hostile_cases.requests import BODY_LIMIT, COMPLETIONS, TIMES, Case, Expected, head, post_json  # noqa: E402
+from hostile_cases.media import MEDIA, good_chat  # noqa: E402
+from hostile_cases.media_host import seeing_server  # noqa: E402
+from hostile_cases.requests import BODY_LIMIT, CHAT, COMPLETIONS, TIMES, Case, Expected, head, post_json  # noqa: E402
 from raw_http import MODEL, TIMEOUT, Response, linger, metrics, read_response, state  # noqa: E402
 
 from aiakq.server.background import RunningServer, start_in_background  # noqa: E402
@@ -217,7 +219,7 @@ async def stream(address: tuple[str, int], request: dict[str, Any]) -> dict[int,
     reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
     try:
         sent = request | {"stream": True, "return_token_ids": True}
-        writer.write(post_json(COMPLETIONS, sent))
+        writer.write(post_json(CHAT if "messages" in request else COMPLETIONS, sent))
         answer = await asyncio.wait_for(read_response(reader), 2 * TIMEOUT)
     finally:
         writer.close()
@@ -230,8 +232,8 @@ async def stream(address: tuple[str, int], request: dict[str, Any]) -> dict[int,
     for event in events:
         for part in json.loads(event.removeprefix("data: "))["choices"]:
             choice = choices.setdefault(part["index"], {"text": "", "token_ids": [], "logprobs": []})
-            choice["text"] += part["text"]
-            choice["token_ids"] += part["token_ids"]
+            choice["text"] += part["text"] if "text" in part else part["delta"].get("content") or ""
+            choice["token_ids"] += part.get("token_ids") or []
             if part["logprobs"]:
                 choice["logprobs"] += part["logprobs"]["token_logprobs"]
             choice |= {name: part[name] for name in ("finish_reason", "cum_log_probs") if part.get(name) is not None}
@@ -239,16 +241,21 @@ async def stream(address: tuple[str, int], request: dict[str, Any]) -> dict[int,
 
 
 async def good_client(
-    address: tuple[str, int], first: int, expected: list[Any], findings: Findings, times: list[float]
+    address: tuple[str, int],
+    first: int,
+    good: list[dict[str, Any]],
+    expected: list[Any],
+    findings: Findings,
+    times: list[float],
 ) -> None:
     """Stream the well-behaved requests until this task is cancelled."""
     turn = first
     while True:
         turn += 1
-        which = turn % len(GOOD)
+        which = turn % len(good)
         began = time.perf_counter()
         try:
-            found = await stream(address, GOOD[which])
+            found = await stream(address, good[which])
         except (OSError, EOFError, ValueError, TimeoutError) as failure:
             findings.failures.append(f"good stream {which}: {type(failure).__name__} {failure}")
             await asyncio.sleep(0.1)
@@ -278,19 +285,22 @@ class HostileRun:
         self.slow: set[asyncio.Task[None]] = set()
         self.slow_slots = asyncio.Semaphore(128)
         self.began = 0.0
+        self.families = MEDIA if args.media else hostile_cases.FAMILIES
+        self.good: list[dict[str, Any]] = [*GOOD[:3], good_chat()] if args.media else GOOD
 
     async def run(self) -> dict[str, Any]:
         address, findings = self.address, self.findings
-        expected = [await stream(address, request) for request in GOOD]
+        expected = [await stream(address, request) for request in self.good]
         alone: list[float] = []
-        for request in GOOD * 3:
+        for request in self.good * 3:
             began = time.perf_counter()
             await stream(address, request)
             alone.append(time.perf_counter() - began)
         before = state(self.server.process.pid) | {"series": series(await metrics(address))}
         meanwhile: list[float] = []
         good = [
-            asyncio.create_task(good_client(address, i, expected, findings, meanwhile)) for i in range(GOOD_CLIENTS)
+            asyncio.create_task(good_client(address, i, self.good, expected, findings, meanwhile))
+            for i in range(GOOD_CLIENTS)
         ]
         self.began = time.monotonic()
         await asyncio.gather(*(self.client() for _ in range(self.args.clients)))
@@ -313,7 +323,7 @@ class HostileRun:
     async def client(self) -> None:
         """Try cases until none are left."""
         for index in self.indices:
-            case = hostile_cases.case(self.args.seed, index)
+            case = hostile_cases.case(self.args.seed, index, self.families)
             if self.args.only and not re.search(self.args.only, case.kind):
                 continue
             if case.slow:
@@ -423,9 +433,12 @@ async def main() -> int:
     parser.add_argument("--clients", type=int, default=32, help="cases at a time, without the slow ones")
     parser.add_argument("--only", default="", help="only cases whose kind matches this regular expression")
     parser.add_argument("--parser", default="hermes", help="--tool-call-parser of the server")
+    parser.add_argument("--media", action="store_true", help="hostile images instead of other requests")
     args = parser.parse_args()
-    async with served(SERVED | {"tool_call_parser": args.parser}) as server:
-        found = await HostileRun(args, server).run()
+    with contextlib.ExitStack() as stack:
+        arguments = seeing_server(stack) if args.media else SERVED
+        async with served(arguments | {"tool_call_parser": args.parser}) as server:
+            found = await HostileRun(args, server).run()
     print(json.dumps(found))
     return 1 if found["broken"] else 0
 

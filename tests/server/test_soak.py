@@ -139,6 +139,13 @@ def test_hostile_inputs_get_the_expected_responses_and_do_not_affect_others():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_hostile_images_are_refused_or_harmless_and_do_not_affect_others():
+    found = _run("hostile_inputs.py", "--media", "--count", "150", "--clients", "4")
+    assert found["cases"] == 150 and len(found["kinds"]) >= 8 and set(found["statuses"]) >= {"200", "400"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_no_request_is_lost_when_clients_misbehave_and_an_engine_is_killed():
     found = _run("load_generator.py", "--requests", "400", "--kills", "1")
     assert found["requests"] == 400 and found["kills"] == 1

@@ -49,9 +49,9 @@ FAMILIES: dict[Callable[[Draw], Case], float] = {
 }
 
 
-def case(seed: int, index: int) -> Case:
+def case(seed: int, index: int, families: dict[Callable[[Draw], Case], float] = FAMILIES) -> Case:
     """Return case ``index`` of the run ``seed``."""
     draw = random.Random(f"{seed}/{index}")
-    family = draw.choices(list(FAMILIES), weights=list(FAMILIES.values()))[0]
+    family = draw.choices(list(families), weights=list(families.values()))[0]
     made = family(draw)
     return replace(made, kind=f"{family.__name__}: {made.kind}")
