@@ -259,14 +259,8 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 _POSITIVE = frozenset(
     {
         *("decoder_sparse_step", "n_group", "topk_group", "full_attention_interval", "interleave_moe_layer_step"),
-        *(
-            "attn_layer_period",
-            "expert_layer_period",
-            "no_rope_layer_interval",
-            "query_pre_attn_scalar",
-            "logits_scaling",
-            "floor_scale",
-        ),
+        *("no_rope_layer_interval", "query_pre_attn_scalar", "logits_scaling", "floor_scale"),
+        *("attn_layer_period", "expert_layer_period"),
         *("block_multiple_of", "block_ffn_dim_multiplier", "expansion_ratio", "rotary_dim", "rope_local_base_freq"),
         *("attention_chunk_size", "num_experts_per_tok", "max_position_embeddings", "intermediate_size"),
     }
