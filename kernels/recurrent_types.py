@@ -93,6 +93,8 @@ class RecurrenceSpec:
     step_bias      [H] float32, added to the input of the softplus that gives the step.
     step_limits    range to which a step is clamped.
     skip           [H] float32, factor of the values added to the output (``state_space``), or None.
+    strength       1, or the maximum of b in the delta rule: with 2, the state may have negative eigenvalues (Grazzi et
+                   al. 2024, arXiv:2411.12537).
     """
 
     kind: str
@@ -104,6 +106,7 @@ class RecurrenceSpec:
     step_bias: Tensor
     step_limits: tuple[float, float] = (0.0, math.inf)
     skip: Tensor | None = None
+    strength: float = 1.0
 
     @property
     def state_shape(self) -> tuple[int, int, int]:

@@ -217,6 +217,10 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "OlmoHybridForCausalLM": (
+        "olmo_hybrid",
+        {**_LLAMA_LIKE, **_PAD, **_DELTA_RULE, "rope_parameters": {"rope_type": "default", "rope_theta": None}},
+    ),
     "OlmoeForCausalLM": (
         "olmoe",
         {**_LLAMA_LIKE, "intermediate_size": 128, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True},
@@ -301,6 +305,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **_COMMON, **_PAD, "num_heads": 8, "head_dim": 32, "state_size": 24, "n_groups": 2, "chunk_size": 16,
             "bos_token_id": 0, "eos_token_id": 1,
+        },
+    ),
+    "JambaForCausalLM": (
+        "jamba",
+        {
+            **_LLAMA_LIKE, **_PAD, "num_hidden_layers": 4, "mamba_d_state": 12, "attn_layer_period": 3,
+            "attn_layer_offset": 2, "num_experts": 6, "num_experts_per_tok": 2, "mamba_proj_bias": True,
         },
     ),
     "BambaForCausalLM": ("bamba", {**_LLAMA_LIKE, **_PAD, **_MAMBA, "attn_layer_indices": [1]}),

@@ -41,6 +41,7 @@ class NativeRecurrence:
         op.rate, op.step_bias = (library.address(tensor) for tensor in self._kept[:2])
         op.skip = None if spec.skip is None else library.address(self._kept[2])
         op.step_low, op.step_high = spec.step_limits
+        op.strength = spec.strength
         self.ops = library.OpList(op)
 
     def __call__(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext) -> Tensor:

@@ -6,10 +6,11 @@ clamped to its limits, and a state S [key_dim, value_dim],
     state_space    S = S e^(-e^a_log d) + k (d v)^T                  y = S^T q + skip v
     delta_rule     S = S e^(-e^a_log d);  S = S + k (b (v - S^T k))^T    y = S^T q
 
-where the delta rule first normalizes q and k to unit length and divides q by sqrt(key_dim), and b is the sigmoid of one
-input per head and token. Everything is computed in float32, on a CPU token by token, so that a token's result is
-bit-identical whether it was computed in a whole prompt, in a chunk, or beside other sequences. A GPU computes prompts
-in chunks (kernels/triton/recurrence.py): results depend on where chunks begin, by less than rounding to 16 bits.
+where the delta rule first normalizes q and k to unit length and divides q by sqrt(key_dim), and b is ``strength`` times
+the sigmoid of one input per head and token. Everything is computed in float32, on a CPU token by token, so that a
+token's result is bit-identical whether it was computed in a whole prompt, in a chunk, or beside other sequences. A GPU
+computes prompts in chunks (kernels/triton/recurrence.py): results depend on where chunks begin, by less than rounding
+to 16 bits.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class TorchRecurrence:
         step = F.softplus(a + self.step_bias).clamp(*spec.step_limits)
         state = state * torch.exp(self.rate * step).view(-1, 1, 1)
         seen = (state * k.unsqueeze(-1)).sum(-2)
-        change = torch.sigmoid(b).unsqueeze(-1) * (v - seen)
+        change = (spec.strength * torch.sigmoid(b)).unsqueeze(-1) * (v - seen)
         state = state + k.unsqueeze(-1) * change.unsqueeze(-2)
         return state, (state * q.unsqueeze(-1)).sum(-2) * spec.key_dim**-0.5
 

@@ -133,7 +133,8 @@ class TritonRecurrence:
             tables.sources, context.query_start, tables.firsts, tables.saves, y, x.stride(0), gates.stride(0), most,
             *spec.step_limits, spec.key_dim**-0.5, EPSILON,
             H=spec.num_heads, HK=spec.num_key_heads, DK=spec.key_dim, WIDTH=block_for(spec.key_dim), DV=spec.value_dim,
-            BLOCK=block, DELTA=spec.kind == "delta_rule", SKIP=self.skip is not None, num_warps=1,
+            BLOCK=block, DELTA=spec.kind == "delta_rule", SKIP=self.skip is not None, STRENGTH=spec.strength,
+            num_warps=1,
         )  # fmt: skip
 
     def _in_chunks(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext, y: Tensor) -> None:
@@ -156,7 +157,7 @@ class TritonRecurrence:
         chunk_kernel[shape[:2]](
             x, gates, self.rate, self.step_bias, chunks, factors, matrices, len(x), x.stride(0), gates.stride(0),
             *spec.step_limits, spec.key_dim**-0.5, EPSILON, **constants, LEVELS=size.bit_length() - 1,
-            num_warps=config.chunk_warps,
+            STRENGTH=spec.strength, num_warps=config.chunk_warps,
         )  # fmt: skip
         return factors, matrices
 

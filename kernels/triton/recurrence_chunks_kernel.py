@@ -125,7 +125,7 @@ def chunk_kernel(
     factor,  # of the delta rule's queries
     epsilon,
     H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr,
-    LEVELS: tl.constexpr, DELTA: tl.constexpr,
+    LEVELS: tl.constexpr, DELTA: tl.constexpr, STRENGTH: tl.constexpr = 1.0,
 ):  # fmt: skip
     """What one chunk of one head needs besides the state before it."""
     number = tl.program_id(0)
@@ -160,6 +160,8 @@ def chunk_kernel(
     _store_halves(matrices_ptr, tl.where(token[:, None] >= token[None, :], scores, 0.0), CHUNK)
     if DELTA:
         mix = 1.0 / (1.0 + tl.exp(-tl.load(gates_row, mask=there, other=0.0).to(tl.float32)))
+        if STRENGTH != 1:
+            mix *= STRENGTH
         lower = dot(key, tl.trans(key), zero) * decay * ((of_key * mix)[:, None] * of_key[None, :])
         inverse = _inverse(tl.where(token[:, None] > token[None, :], lower, 0.0), CHUNK, LEVELS) * mix[None, :]
         _store_halves(matrices_ptr + 2 * CHUNK * CHUNK, inverse, CHUNK)

@@ -23,7 +23,8 @@ def softplus(x):
 
 @triton.jit
 def _advance(
-    state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA: tl.constexpr, SKIP: tl.constexpr
+    state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA: tl.constexpr, SKIP: tl.constexpr,
+    STRENGTH: tl.constexpr,
 ):  # fmt: skip
     """Return the state [WIDTH, BLOCK] after a token and the output of its query [WIDTH]; ``mix`` is the input of b."""
     state *= tl.exp(rate * step)
@@ -31,6 +32,8 @@ def _advance(
         query *= tl.rsqrt(tl.sum(query * query, 0) + epsilon) * factor
         key *= tl.rsqrt(tl.sum(key * key, 0) + epsilon)
         change = (value - tl.sum(state * key[:, None], 0)) / (1.0 + tl.exp(-mix))
+        if STRENGTH != 1:
+            change *= STRENGTH
     else:
         change = step * value
     state += key[:, None] * change[None, :]
@@ -67,7 +70,7 @@ def recurrence_kernel(
     low, high,
     factor,  # of the delta rule's queries
     epsilon, H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr,
-    BLOCK: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr,
+    BLOCK: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr, STRENGTH: tl.constexpr = 1.0,
 ):  # fmt: skip
     """All tokens of a sequence, BLOCK columns of one head."""
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -106,7 +109,7 @@ def recurrence_kernel(
             step = softplus(tl.load(gates_row + H if DELTA else gates_row).to(tl.float32) + bias)
             step = tl.minimum(tl.maximum(step, low), high)
             mix = tl.load(gates_row).to(tl.float32) if DELTA else 0.0
-            state, y = _advance(state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA, SKIP)
+            state, y = _advance(state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA, SKIP, STRENGTH)
             tl.store(y_ptr + line * (H * DV), y.to(y_ptr.dtype.element_ty), mask=value_there)
         row = tl.load(saves_ptr + 3 * number + 2, mask=keeps, other=0).to(tl.int64)
         tl.store(states_ptr + (row * H + head) * (DK * DV) + inside, state, mask=mask & keeps)

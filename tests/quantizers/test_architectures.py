@@ -79,6 +79,7 @@ SERVED: dict[str, dict[str, Any]] = {
     },
     "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba": {"state_size": 4, "time_step_rank": 24}, "falcon_mamba": {"state_size": 4, "time_step_rank": 24},
+    "jamba": {**EXPERTS, "mamba_d_state": 4, "mamba_dt_rank": 24, "attn_layer_period": 2, "attn_layer_offset": 1},
     "mamba2": {"num_heads": 32, "head_dim": 4, "state_size": 16, "n_groups": 1, "chunk_size": 16},
     "ministral": {**HEADS, "sliding_window": 8}, "ministral3": HEADS, "glm4_moe_lite": {**EXPERTS, **LATENT},
     "solar_open": {**EXPERTS, **HEADS, "first_k_dense_replace": 0}, "stablelm": {},
@@ -91,7 +92,7 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
-    "recurrent_gemma": {"lru_width": 64, **HEADS},
+    "recurrent_gemma": {"lru_width": 64, **HEADS}, "olmo_hybrid": DELTA_RULE,
 }  # fmt: skip
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi, latent attention.

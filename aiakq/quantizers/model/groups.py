@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from aiakq.quantizers.model.experts import EXPERT, Experts
 
-_RECURRENT_GATES = ("in_proj_a", "in_proj_b", "dt_proj")
+_RECURRENT_GATES = ("in_proj_a", "in_proj_b", "a_proj", "b_proj", "dt_proj")
 #: Linears that servers join into one, which works only if they share one scheme, and the numbers of a whole linear.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
@@ -26,8 +26,8 @@ def block_linears(block: nn.Module) -> dict[str, nn.Linear]:
     """Return every linear of a block that transforms activations, by its name inside the block.
 
     Routers and gates beside experts are left out: they determine where tokens go and with which weight, are small, and
-    stay unquantized. So do the gates of Qwen3.5's recurrences, with an output per head, of which files hold no tiles,
-    and the steps of Mamba, with whose weight transformers multiplies past the module.
+    stay unquantized. So do the gates of delta rules (Qwen3.5, OLMo-Hybrid), with an output per head, of which files
+    hold no tiles, and the steps of Mamba, with whose weight transformers multiplies past the module.
     """
     beside = {child: name for module in block.modules() if _routes(module) for name, child in module.named_children()}
     gates = set(beside).union(*(module.modules() for module, name in beside.items() if name in ("gate", "router")))

@@ -35,6 +35,7 @@ _MODEL_TYPES = {
     "Llama4ForCausalLM": "llama4_text",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "OlmoHybridForCausalLM": "olmo_hybrid",
     "FalconH1ForCausalLM": "falcon_h1",
     "FalconMambaForCausalLM": "falcon_mamba",
     "NemotronHForCausalLM": "nemotron_h",
@@ -259,6 +260,7 @@ _POSITIVE = frozenset(
     {
         *("decoder_sparse_step", "n_group", "topk_group", "full_attention_interval", "interleave_moe_layer_step"),
         *("no_rope_layer_interval", "query_pre_attn_scalar", "logits_scaling", "floor_scale"),
+        *("attn_layer_period", "expert_layer_period"),
         *("block_multiple_of", "block_ffn_dim_multiplier", "expansion_ratio", "rotary_dim", "rope_local_base_freq"),
         *("attention_chunk_size", "num_experts_per_tok", "max_position_embeddings", "intermediate_size"),
     }

@@ -361,6 +361,12 @@ def _implied_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     if kind == "bamba":
         attention = raw.get("attn_layer_indices") or ()
         return tuple("full_attention" if layer in attention else "linear_attention" for layer in range(layers))
+    if kind == "jamba":
+        period, offset = raw["attn_layer_period"], raw["attn_layer_offset"]
+        return tuple("linear_attention" if layer % period != offset else "full_attention" for layer in range(layers))
+    if kind == "olmo_hybrid":
+        implied = ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(layers)]
+        return (*implied[:-1], implied[-1] if layers > 3 else "full_attention")
     if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         every = raw.get("full_attention_interval") or 4
         return tuple("linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers))

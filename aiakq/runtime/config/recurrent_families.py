@@ -37,6 +37,45 @@ RECURRENT_FAMILIES: dict[str, Family] = {
     "falcon_mamba": Family(
         {**_SELECTIVE, "mixer_rms_eps": 1e-6}, unread=_SELECTIVE_UNREAD, rotary=False, kinds=RECURRENT
     ),
+    "jamba": Family(
+        llama_keys(
+            intermediate_size=14336,
+            num_key_value_heads=8,
+            max_position_embeddings=262144,
+            num_experts_per_tok=2,
+            num_experts=16,
+            expert_layer_period=2,
+            expert_layer_offset=1,
+            attn_layer_period=8,
+            attn_layer_offset=4,
+            mamba_d_state=16,
+            mamba_d_conv=4,
+            mamba_expand=2,
+            mamba_dt_rank="auto",
+            mamba_conv_bias=True,
+            mamba_proj_bias=False,
+        ),
+        aliases={"num_local_experts": "num_experts"},
+        fixed={"mamba_inner_layernorms": (True,)},
+        unread=frozenset({"use_mambapy", "use_associative_scan", "calc_logits_for_entire_prompt"}),
+        rotary=False,
+        kinds=RECURRENT,
+    ),
+    "olmo_hybrid": Family(
+        llama_keys(
+            max_position_embeddings=65536,
+            layer_types=None,
+            linear_num_key_heads=None,
+            linear_num_value_heads=None,
+            linear_key_head_dim=None,
+            linear_value_head_dim=None,
+            linear_conv_kernel_dim=4,
+            linear_allow_neg_eigval=True,
+            **ATTENTION_BIAS,
+        ),
+        unread=frozenset({"linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max"}),
+        kinds=RECURRENT,
+    ),
     "falcon_h1": Family(
         llama_keys(
             intermediate_size=14336,

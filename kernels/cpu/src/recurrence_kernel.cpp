@@ -52,7 +52,7 @@ template <int TYPE> INLINE void read_token(const Recurrence& op, int64_t t, int6
   const float step = softplus(load_element(gates, (delta ? op.heads : 0) + head, TYPE) + op.step_bias[head]);
   token.step = step < op.step_low ? op.step_low : step > op.step_high ? op.step_high : step;
   token.decay = expf(op.rate[head] * token.step);
-  token.strength = delta ? 1 / (1 + expf(-load_element(gates, head, TYPE))) : 0;
+  token.strength = delta ? op.strength / (1 + expf(-load_element(gates, head, TYPE))) : 0;
 }
 
 // Updates the state with one token and computes its output.

@@ -52,7 +52,9 @@ def of_convolution(module, dtype: torch.dtype) -> tuple[Layer, tuple[int, ...], 
     return call, spec.state_shape, 210
 
 
-def of_recurrence(kind: str, sizes: tuple[int, int, int, int]) -> Callable[..., tuple[Layer, tuple[int, ...], int]]:
+def of_recurrence(
+    kind: str, sizes: tuple[int, int, int, int], strength: float = 1.0
+) -> Callable[..., tuple[Layer, tuple[int, ...], int]]:
     heads = sizes[0]
     spec = RecurrenceSpec(
         kind,
@@ -61,6 +63,7 @@ def of_recurrence(kind: str, sizes: tuple[int, int, int, int]) -> Callable[..., 
         step_bias=random(heads, seed=4) + 19,  # softplus changes its form at 20
         step_limits=(0.1, 20.5),
         skip=random(heads, seed=5) if kind == "state_space" else None,
+        strength=strength,
     )
     spec.a_log -= 4
 
@@ -91,6 +94,7 @@ LAYERS = {
     "convolution": (convolution, of_convolution),
     "state_space": (recurrence, of_recurrence("state_space", (6, 2, 24, 40))),
     "delta_rule": (recurrence, of_recurrence("delta_rule", (4, 2, 33, 72))),
+    "negative eigenvalues": (recurrence, of_recurrence("delta_rule", (4, 2, 24, 40), 2.0)),
     "selective_scan": (selective_scan, of_selective_scan),
     "wide heads": (recurrence, of_recurrence("delta_rule", (2, 2, 16, 150))),
 }

@@ -60,14 +60,14 @@ def of_convolution(channels, taps, *, bias=True, silu=True, factors=True):
     return made, spec.state_shape, 3 * channels
 
 
-def of_recurrence(kind, *sizes):
+def of_recurrence(kind, *sizes, strength=1.0):
     heads = sizes[0]
 
     def spec_on(device):
         a_log, step_bias, skip = (normal(heads, seed=n).to(device) for n in (3, 4, 5))
         # Steps as small as those of models, and some that the limits cut.
         step_bias, skip = 3 * step_bias - 3, skip if kind == "state_space" else None
-        return RecurrenceSpec(kind, *sizes, a_log - 2, step_bias, (0.001, 4.0), skip)
+        return RecurrenceSpec(kind, *sizes, a_log - 2, step_bias, (0.001, 4.0), skip, strength)
 
     spec = spec_on(torch.device("cpu"))
 
@@ -103,6 +103,7 @@ LAYERS = {
     "state_space": of_recurrence("state_space", 4, 2, 24, 40),
     "delta_rule": of_recurrence("delta_rule", 2, 1, 33, 40),
     "wide heads": of_recurrence("delta_rule", 1, 1, 200, 20),
+    "negative eigenvalues": of_recurrence("delta_rule", 2, 1, 33, 40, strength=2.0),
     "selective_scan": of_selective_scan(150, 12),
     "wide states": of_selective_scan(10, 200),
 }
@@ -149,10 +150,10 @@ LONG_SAVES = [[(0, 1)], [(4, 2), (68, 3), (69, 4)], [(5, 5)], [(63, 6), (80, 7),
 
 
 @pytest.mark.parametrize("dtype, sizes", [(torch.float16, (2, 1, 16, 20)), (torch.bfloat16, (1, 1, 33, 40))], ids=str)
-@pytest.mark.parametrize("kind", ["state_space", "delta_rule"])
-def test_long_sequences_in_chunks_are_those_of_the_reference(kind, dtype, sizes, device, close):
+@pytest.mark.parametrize(("kind", "strength"), [("state_space", 1.0), ("delta_rule", 1.0), ("delta_rule", 2.0)])
+def test_long_sequences_in_chunks_are_those_of_the_reference(kind, strength, dtype, sizes, device, close):
     """And keep every state that is asked for, beside short sequences, which are computed token by token."""
-    made, shape, width = of_recurrence(kind, *sizes)
+    made, shape, width = of_recurrence(kind, *sizes, strength=strength)
     total = sum(LONG)
     x = torch.full((total + 2, width + 7), NAN, dtype=dtype, device=device)[:, :width]
     x[:total] = normal(total, width).to(dtype)

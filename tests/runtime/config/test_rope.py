@@ -14,6 +14,7 @@ from aiakq.runtime.config.rope import rope_parameters
 #: Their positions are not rotary, or have no base in their config.
 OTHERS = {
     "falcon_mamba",
+    "jamba",
     "mamba",
     "nemotron_h",
     "opt",
