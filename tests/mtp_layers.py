@@ -19,6 +19,14 @@ def write_model(longer: Path, folder: Path, own: bool = False, **changes: Tensor
     own      whether that has an embedding and an output layer of its own.
     changes  tensors of the layer, by the part of their names behind its number.
     """
+    count, parts = write_files(longer, folder, own, **changes)
+    return MtpReference(longer, count, parts)
+
+
+def write_files(longer: Path, folder: Path, own: bool = False, **changes: Tensor) -> tuple[int, dict[str, Tensor]]:
+    """``write_model`` without the reference, also of a quantized model. Returns the number of layers, and the tensors
+    that it added.
+    """
     shutil.copytree(longer, folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     count = config["num_hidden_layers"] - 1
@@ -45,7 +53,7 @@ def write_model(longer: Path, folder: Path, own: bool = False, **changes: Tensor
     tensors = load_file(folder / "model.safetensors")
     added = {f"model.layers.{count}.{name}.weight": tensor for name, tensor in parts.items()}
     save_file(tensors | added, folder / "model.safetensors", {"format": "pt"})
-    return MtpReference(longer, count, parts)
+    return count, parts
 
 
 class MtpReference:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from mixed_requests import answers, requests
-from mtp_layers import write_model
+from mtp_layers import write_files, write_model
 from replay_proposer import planner_of
 from safetensors.torch import load_file, save_file
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.formats.model_folder import MANIFEST
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.runtime.protocol.step import SampledToken
@@ -37,6 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
     "preempted": {"num_gpu_blocks_override": 34, "block_size": 4},
     "prefix": {"enable_prefix_caching": True, "block_size": 4},
     "ahead": {"async_scheduling": True},
+    "adapters": {"enable_lora": True},
     "ranks": {"tensor_parallel_size": 2},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -174,6 +176,26 @@ def test_quantized_checkpoints_keep_the_layer(method, target, tmp_path, monkeypa
     logits = recorded_logits(monkeypatch)
     plain = tokens_of(LLM(str(folder), dtype="float32", max_model_len=128, cpu_math="exact"))
     assert tokens_of(drafting(folder, cpu_math="exact")) == plain and logits
+
+
+def test_a_quantized_layer_is_computed_as_it_is_stored(tiny_model, tmp_path, monkeypatch):
+    longer = tiny_model("Glm4MoeForCausalLM", **LONGER["Glm4MoeForCausalLM"])
+    reference = write_model(longer, tmp_path / "plain")
+    options = QuantizeOptions(str(longer), str(tmp_path / "int8"), "weight_only_int8", evaluate=False)
+    quantize_checkpoint(options)
+    (tmp_path / "int8" / MANIFEST).unlink()  # of a tool that writes none
+    config = json.loads((tmp_path / "int8" / "config.json").read_text())
+    del config["aiakq"]
+    (tmp_path / "int8" / "config.json").write_text(json.dumps(config))
+    write_files(tmp_path / "int8", tmp_path / "quantized")
+    logits = recorded_logits(monkeypatch)
+    llm = drafting(tmp_path / "quantized")
+    tokens = tokens_of(llm)
+    assert "left out" not in llm.engine.facts
+    _, expected = reference.chain([*PROMPT, tokens[0]], 1)
+    found = torch.log_softmax(logits[0], 0)
+    error = (found - expected[0]).norm() / (expected[0] - expected[0].mean()).norm()
+    assert 1e-5 < error < 0.1
 
 
 @pytest.mark.parametrize(
