@@ -27,6 +27,7 @@ from aiakq.kernels.ops.sampling import CANDIDATES, TorchSampler
 EXAMPLE = Path(__file__).parent / "tinybooks"
 PAGE = 16
 STEPS = 60
+STEP_TOKENS = 8192
 #: Sampling parameters by name.
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -51,16 +52,18 @@ class Logits(dict[int, torch.Tensor]):
 
 def measure(model: str, batch: int, context: int, params: dict[str, Any], torch_sampler: bool) -> dict[str, float]:
     """Run ``batch`` sequences behind prompts of ``context`` tokens; returns the numbers of a row."""
-    pages = batch * (2 + (context + 2 * STEPS) // PAGE) + 2
+    # The first sequences must still run when the prompts of all are computed.
+    tokens = 2 * STEPS + batch * context // STEP_TOKENS
+    pages = batch * (2 + (context + tokens) // PAGE) + 2
     llm = LLM(
         model,
         dtype="float32",
         max_num_seqs=batch,
-        max_model_len=context + 2 * STEPS,
-        hf_overrides={"max_position_embeddings": context + 2 * STEPS},
+        max_model_len=context + tokens,
+        hf_overrides={"max_position_embeddings": context + tokens},
         num_gpu_blocks_override=pages,
         block_size=PAGE,
-        max_num_batched_tokens=8192,
+        max_num_batched_tokens=STEP_TOKENS,
         async_scheduling=True,
     )
     engine = llm.engine
@@ -96,7 +99,7 @@ def measure(model: str, batch: int, context: int, params: dict[str, Any], torch_
     OpList.__call__ = timed_call
     vars(engine)["step"] = timed_step
     try:
-        llm.generate(prompts, SamplingParams(max_tokens=2 * STEPS, ignore_eos=True, seed=1, **params), use_tqdm=False)
+        llm.generate(prompts, SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1, **params), use_tqdm=False)
     finally:
         OpList.__call__ = call
     found = sorted(each for each in times if each)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aiakq.kernels.cpu import library
+from aiakq.kernels.ops.penalizing import RowPenalties
 from aiakq.kernels.ops.sampling import (
     ModifiedLogits,
-    RowPenalties,
     SampleOutcome,
     SampleResults,
     SampleRow,

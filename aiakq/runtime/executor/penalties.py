@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aiakq.kernels.ops.sampling import CountedPenalties, PenalizingSampler, RowPenalties
+from aiakq.kernels.ops.penalizing import CountedPenalties, PenalizingSampler, RowPenalties
 from aiakq.kernels.transfer import on_device
 from aiakq.runtime.executor.row_transforms import Outputs, RowTransform
 from aiakq.runtime.protocol.request import RequestSpec

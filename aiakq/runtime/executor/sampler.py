@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aiakq.kernels.ops.penalizing import PenalizingSampler
 from aiakq.kernels.ops.sampling import (
     ModifiedLogits,
-    PenalizingSampler,
     PendingSamples,
     SampleOutcome,
     Sampler,

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from aiakq.kernels.cpu.sampling import NativeSampler
+from aiakq.kernels.ops.penalizing import PenalizingSampler
 from aiakq.kernels.ops.sampling import (
     ModifiedLogits,
-    PenalizingSampler,
     SampleOutcome,
     SampleRow,
     TokenMasks,
