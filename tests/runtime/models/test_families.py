@@ -239,17 +239,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"layer_types": None, "full_attention_interval": 2},
     ),
-    "olmo hybrid with positions and sizes that follow from others": (
-        "OlmoHybridForCausalLM",
-        {
-            "num_hidden_layers": 4,
-            "linear_allow_neg_eigval": False,
-            "attention_bias": True,
-            **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim")),
-            **dict.fromkeys(("linear_value_head_dim", "layer_types", "rope_parameters")),
-        },
-        {},
-    ),
     "granite 4 without experts, with positions": (
         "GraniteMoeHybridForCausalLM",
         {"num_local_experts": 0, "position_embedding_type": "rope"},
