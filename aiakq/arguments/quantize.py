@@ -224,6 +224,13 @@ class QuantizeArguments:
         metavar="NAME",
         group="calibration",
     )
+    calibration_images: str | Path | None = argument(
+        None,
+        "Images for up to half of the calibration samples of a model that reads them: a folder, or JSON lines with "
+        "image, text and answer.",
+        metavar="FOLDER|FILE",
+        group="calibration",
+    )
     samples: int = argument(128, "Number of calibration samples.", low=1, hint="", group="calibration")
     seqlen: int = argument(512, "Number of tokens per sample.", low=2, hint="", group="calibration")
     seed: int = argument(

@@ -107,6 +107,9 @@ class QuantizeOptions(QuantizeArguments):
             _conflict(
                 "--calibration-column", "no --calibration", "it is a column of that data", "Give --calibration DATA."
             )
+        if self.calibration_images is not None and self.tune is not None:
+            reason = "the whole model is tuned on texts"
+            _conflict("--calibration-images", "--tune", reason, "Leave one of them away.")
         if self.target_bpw is not None and self.max_kl is not None:
             _conflict("--target-bpw", "--max-kl", "both choose the bits", "Give one of them.")
         if chosen and len(preset.bits) == 1:

@@ -50,6 +50,7 @@ def _start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter
         trust_remote_code=options.trust_remote_code,
         calibrated=prepared.samples is not None,
         samples=len(samples),
+        images=prepared.model.features is not None,
         budget=prepared.activation_budget / size,
         scratch=str(writer.scratch.resolve()),
         seed=options.seed,
@@ -57,7 +58,8 @@ def _start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter
         quiet=logging.root.manager.disable >= logging.WARNING,
         size=size,
     )
-    tensors = [*samples, *(() if rotation is None else rotation.tensors())]
+    features = prepared.model.features
+    tensors = [*samples, *(() if features is None else (features,)), *(() if rotation is None else rotation.tensors())]
     if options.distributed_executor_backend == "ray":
         from aiakq.quantizers.workers.ray_workers import start_ray_workers  # only where Ray is used
 

@@ -14,7 +14,7 @@ from aiakq.arguments.quantize import DTYPES
 from aiakq.errors import AiakqError, error
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.output_folder import check_output
-from aiakq.quantizers.calibration.samples import Samples, load_samples, load_tokenizer
+from aiakq.quantizers.calibration.samples import Samples, load_image_samples, load_samples, load_tokenizer
 from aiakq.quantizers.model.outer_layers import head_name
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
@@ -76,7 +76,8 @@ def prepare(options: QuantizeOptions) -> Prepared:
         spec = fit_head(spec, quantized_head, model.model.get_output_embeddings().in_features)
     tokenizer = load_tokenizer(source, options.trust_remote_code)
     warnings = [*options.warnings, *check_source(model)]
-    samples = _samples(options, tokenizer, config, warnings)
+    samples = _samples(options, checkpoint, tokenizer, config, warnings)
+    model.features = None if samples is None or samples.images is None else samples.images.features
     warnings += [*reader_notes(model, spec, options.trust_remote_code), *fused_scheme_warnings(spec, names)]
     budget = options.activation_memory
     return Prepared(
@@ -140,21 +141,30 @@ def _storage(options: QuantizeOptions, checkpoint: Checkpoint) -> torch.dtype:
     return _TORCH_DTYPES[commonest]
 
 
-def _samples(options: QuantizeOptions, tokenizer: object, config: Any, warnings: list[str]) -> Samples | None:
+def _samples(
+    options: QuantizeOptions, checkpoint: Checkpoint, tokenizer: object, config: Any, warnings: list[str]
+) -> Samples | None:
     """Return calibration samples; None if they would only serve for measurement and are not available."""
     positions = longest_text(config)
     vocab_size, pad_token_id = config.vocab_size, getattr(config, "pad_token_id", None)
     if positions is not None and positions < options.seqlen:
         warnings.append(f"Calibration samples have {positions} tokens: the model has no more positions.")
         options = replace(options, seqlen=positions)
+    images = None
+    if options.calibration_images is not None:
+        images = load_image_samples(options, checkpoint, vocab_size, max(1, options.samples // 2))
+        options = replace(options, samples=max(1, options.samples - len(images.samples)))
     try:
         samples = load_samples(options, tokenizer, vocab_size, pad_token_id)
     except AiakqError as problem:
         asked = options.token_ids is not None or options.calibration is not None
+        asked = asked or images is not None
         if options.resolved_recipe.needs_inputs or options.tune or asked:
             raise
         warnings.append(f"The error of the layers was not measured: {problem.message}")
         return None
+    if images is not None:
+        samples = samples.with_images(images)
     if not options.resolved_recipe.needs_inputs and not options.tune:
         before = itertools.accumulate((len(sample) for sample in samples.samples), initial=0)
         del samples.samples[sum(tokens < _TOKENS_WITHOUT_CALIBRATION for tokens in before) :]

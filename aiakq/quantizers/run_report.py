@@ -62,6 +62,7 @@ def build_report(
         calibration_sha256=None if samples is None else samples.digest,
         calibration_lengths=None if samples is None else samples.lengths,
         samples=0 if samples is None else len(samples.samples),
+        images=0 if samples is None or samples.images is None else samples.images.num_images,
         tokens=0 if samples is None else samples.tokens,
         dropped_tokens=dropped,
         smooth_alpha=_smooth_alpha(prepared.recipe),

@@ -76,10 +76,11 @@ def _quantize(channel: WorkerChannel, job: Job) -> None:
         if model.adapter is None or model.adapter.digest != digest:
             reason = f"the adapter {folder} on its node is not that of worker 0"
             raise _failed(job, reason)
-    samples = values[: job.samples]
+    samples, others = values[: job.samples], [each for each in values[job.samples :] if isinstance(each, torch.Tensor)]
+    if job.images:
+        model.features = others.pop(0)
     if job.rotation is not None:
-        matrices = [value for value in values[job.samples :] if isinstance(value, torch.Tensor)]
-        model.restore_rotation(job.rotation, matrices)
+        model.restore_rotation(job.rotation, others)
     plan = block_plan(msgspec.convert(job.spec, QuantSpec), storage, model)
     with _scratch(job) as scratch, gc_frozen():
         ids: Any = samples if job.calibrated else None

@@ -21,13 +21,14 @@ from aiakq.data.files import HINT, bad
 from aiakq.data.rows import Document, RowOptions
 from aiakq.data.tokens import render_documents, tokenize
 from aiakq.evaluation.wording import counted
+from aiakq.quantizers.calibration.image_samples import ImageSamples, load_image_samples
 from aiakq.quantizers.calibration.model_tokenizer import load_tokenizer
 from aiakq.quantizers.calibration.padding import PaddingIds, parts
 from aiakq.quantizers.calibration.token_ids import read_token_file, read_token_ids
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.paths import TOKENS_HINT, is_path
 
-__all__ = ["Samples", "load_samples", "load_tokenizer", "pick", "read_token_ids", "title_of"]
+__all__ = ["Samples", "load_image_samples", "load_samples", "load_tokenizer", "pick", "read_token_ids", "title_of"]
 
 #: Characters read per requested token; a token is about four, so that there is a choice.
 _CHARACTERS = 16
@@ -39,11 +40,18 @@ class Samples:
 
     samples  token ids, each [T] int64 with T at most seqlen.
     source   name of the data in reports.
+    images   samples with images, which are among ``samples``; their ids may be above the vocabulary.
     """
 
     samples: list[Tensor]
     source: str
     warnings: list[str] = field(default_factory=list)
+    images: ImageSamples | None = None
+
+    def with_images(self, images: ImageSamples) -> Samples:
+        """Return the samples with those of ``images`` before them."""
+        source = f"{images.source} and {self.source}" if self.samples else images.source
+        return Samples([*images.samples, *self.samples], source, self.warnings, images)
 
     @property
     def tokens(self) -> int:
@@ -56,6 +64,8 @@ class Samples:
         for sample in self.samples:
             state.update(len(sample).to_bytes(8, "little"))
             state.update(sample.numpy().tobytes())
+        if self.images is not None:
+            state.update(self.images.digest)
         return state.hexdigest()
 
     @property

@@ -17,6 +17,9 @@ from aiakq.errors import error
 from aiakq.quantizers.model.activations import Activations, Call, HiddenStates
 from aiakq.quantizers.model.source import SourceModel
 
+#: A label that counts for nothing.
+_IGNORED = -100
+
 
 class _Captured(Exception):
     pass
@@ -31,8 +34,9 @@ def capture(
 ) -> Activations:
     """Run everything before the first block, and record the arguments of every block.
 
-    batches: token ids, each [B, T] int64. ``progress`` receives the number of batches done. The inputs of the first
-    block are appended to ``hidden``; batches not in ``here`` are absent there (None: all batches are in it).
+    batches: ids, each [B, T] int64, of tokens and of rows of ``model.features``. ``progress`` receives the number of
+    batches done. The inputs of the first block are appended to ``hidden``; batches not in ``here`` are absent there
+    (None: all batches are in it).
     """
     outside = _outside(model, model.model.base_model)
     for name, module in outside:
@@ -62,11 +66,27 @@ def _run_outside(model: SourceModel, ids: Tensor, record: list[Call]) -> list[Ca
     """Return the calls of all blocks, which ``record`` holds until the next one. Raises ``unsupported``."""
     record.clear()
     with suppress(_Captured):
-        model.model.base_model(input_ids=ids.to(model.device), use_cache=False)
+        model.model.base_model(**_inputs(model, ids), use_cache=False)
     if len(record) != len(model.blocks):
         what = f"Quantizing {type(model.model).__name__}, which runs {len(record)} blocks of {len(model.blocks)},"
         raise error("unsupported", what=what, hint="")
     return list(record)
+
+
+def _inputs(model: SourceModel, ids: Tensor) -> dict[str, Tensor]:
+    """Return what a model is called with for ids [B, T]: the ids, or the embeddings [B, T, H] if there are images."""
+    ids = ids.to(model.device)
+    is_image = _is_image(model, ids)
+    if model.features is None or not bool(is_image.any()):
+        return {"input_ids": ids}
+    embeddings = model.model.get_input_embeddings()(ids.masked_fill(is_image, 0))
+    rows = model.features.to(embeddings)[ids[is_image] - model.config.vocab_size]
+    return {"inputs_embeds": embeddings.masked_scatter(is_image[..., None], rows)}
+
+
+def _is_image(model: SourceModel, ids: Tensor) -> Tensor:
+    """Return which of the ids stand for embeddings of images."""
+    return ids >= int(model.config.vocab_size)
 
 
 def head_name(model: SourceModel) -> str | None:
@@ -99,7 +119,7 @@ def finish(model: SourceModel, ids: Tensor, hidden: Tensor, outputs: int) -> Ten
     ``load_outside`` must have been called.
     """
     with _stub_blocks(model.blocks, hidden.to(model.device), outputs), torch.inference_mode():
-        logits: Tensor = model.model(input_ids=ids.to(model.device), use_cache=False).logits
+        logits: Tensor = model.model(**_inputs(model, ids), use_cache=False).logits
         return logits.float()
 
 
@@ -116,9 +136,11 @@ def sampled_gradient(
     for row in range(len(ids)):
         one = hidden[row : row + 1].to(model.device).clone().requires_grad_(True)
         with torch.enable_grad(), _stub_blocks(model.blocks, one, outputs):
-            logits = model.model(input_ids=ids[row : row + 1].to(model.device), use_cache=False).logits[0].float()
+            logits = model.model(**_inputs(model, ids[row : row + 1]), use_cache=False).logits[0].float()
             labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator).squeeze(-1)
-            loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+            # No model predicts embeddings of images.
+            labels[:-1].masked_fill_(_is_image(model, ids[row, 1:].to(model.device)), _IGNORED)
+            loss = nn.functional.cross_entropy(logits, labels, reduction="sum", ignore_index=_IGNORED)
         gradients.append(torch.autograd.grad(loss, one)[0].float().cpu())
     return torch.cat(gradients)
 

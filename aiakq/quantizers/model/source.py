@@ -94,6 +94,8 @@ class SourceModel:
         self.adapter: MergedAdapter | None = None
         self._adapted: dict[str, LoraWeights] = {}
         self.rotation: Rotation | None = None
+        #: Embeddings of calibration images, [R, hidden] float32, of which row r has the id V + r beside V tokens.
+        self.features: Tensor | None = None
         #: Name of an output layer that a rotation separated from the embedding.
         self.untied_head = ""
 

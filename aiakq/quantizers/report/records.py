@@ -56,6 +56,7 @@ class QuantizeReport:
     evaluations         figures of every text with intervals, as ``text_quality.comparison_document`` returns them.
     experts             calibration token counts of experts, block by block.
     calibration_lengths number of tokens of the shortest, the median and the longest of the ``samples``.
+    images              how many of the samples have an image.
     tokens              calibration tokens used; ``dropped_tokens`` of them had inputs that were not finite.
     """
 
@@ -85,6 +86,7 @@ class QuantizeReport:
     calibration_sha256: str | None = None
     calibration_lengths: tuple[int, int, int] | None = None
     samples: int = 0
+    images: int = 0
     tokens: int = 0
     dropped_tokens: int = 0
     smooth_alpha: float | None = None

@@ -20,8 +20,9 @@ class Job(msgspec.Struct, tag="job"):
     storage     dtype of what is not quantized.
     widths      MLP widths to pad: key of config.json -> (width in the source, width in the output).
     adapter     folder of a LoRA adapter to merge into the weights, and its digest.
-    rotation    ``Rotation.document``, whose tensors follow the samples; None: not rotated.
+    rotation    ``Rotation.document``, whose tensors follow last; None: not rotated.
     calibrated  whether there are samples, and ``samples`` how many.
+    images      whether the embeddings of calibration images follow the samples.
     budget      bytes of hidden states that this worker may hold in memory.
     scratch     folder for spilled hidden states; empty: a temporary one.
     seed        seed of the tokens that are sampled for the importance of calibration tokens.
@@ -43,6 +44,7 @@ class Job(msgspec.Struct, tag="job"):
     trust_remote_code: bool
     calibrated: bool
     samples: int
+    images: bool
     budget: float
     scratch: str
     seed: int

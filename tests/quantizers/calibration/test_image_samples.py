@@ -1,0 +1,166 @@
+"""Calibration with images: what the blocks see is what transformers computes, and the bytes depend on nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aiakq import LLM, SamplingParams
+from aiakq.errors import AiakqError
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.quantizers.calibration.image_samples import ImageSamples, load_image_samples
+from aiakq.quantizers.model.activations import HiddenStates
+from aiakq.quantizers.model.source import SourceModel
+from aiakq.quantizers.options import QuantizeOptions
+from aiakq.quantizers.pipeline import quantize_checkpoint
+from aiakq.quantizers.progress import StageProgress
+from aiakq.quantizers.tuning.models import Teacher
+from tests.vision_models import PLACEHOLDERS, random_image, reference_logprobs, save_vision_model
+
+KINDS = ("llava", "idefics3", "smolvlm", "mistral3", "internvl")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    for seed in range(3):
+        random_image(seed).save(folder / f"{seed}.png")
+    (folder / "notes.txt").write_text("not an image")
+    rows = [{"image": f"{seed}.png", "text": f"What is {seed}?", "answer": "Noise."} for seed in range(3)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = save_vision_model(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return make
+
+
+def loaded(folder: Path, data: Path, count: int = 4, **fields: Any) -> ImageSamples:
+    options = QuantizeOptions(str(folder), "out", "gptq", calibration_images=str(data), device="cpu", **fields)
+    return load_image_samples(options, Checkpoint.open(folder), vocabulary(folder), count)
+
+
+def vocabulary(folder: Path) -> int:
+    size: int = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
+    return size
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calibration_computes_what_transformers_does(kind: str, seeing: Any, tmp_path: Path) -> None:
+    random_image(7).save(tmp_path / "a.png")
+    found = loaded(seeing(kind), tmp_path)
+    assert found.num_images == 1 and len(found.features) > 0
+    model = SourceModel(Checkpoint.open(seeing(kind)), torch.float32, torch.device("cpu"))
+    model.features = found.features
+    teacher = Teacher(model, found.samples, HiddenStates(), lambda done, total: None)
+    [sample] = found.samples
+    token = json.loads((seeing(kind) / "config.json").read_text())
+    image = token.get("image_token_id", token.get("image_token_index"))
+    ids = sample.masked_fill(sample >= vocabulary(seeing(kind)), image).tolist()
+    expected = reference_logprobs(seeing(kind), kind, ids, [random_image(7)])
+    assert float((teacher.log_probabilities([0])[0] - expected).abs().max()) < 3e-5
+
+
+def test_samples_are_chosen_by_seed_and_content(seeing: Any, pictures: Path, tmp_path: Path) -> None:
+    folder = seeing("idefics3")
+    first, again = (loaded(folder, pictures / "rows.jsonl", count=2) for _ in range(2))
+    assert first.digest == again.digest and first.num_images == 2
+    assert [ids.tolist() for ids in first.samples] == [ids.tolist() for ids in again.samples]
+    assert loaded(folder, pictures / "rows.jsonl", count=2, seed=5).digest != first.digest
+    for seed in range(3):  # other names, in another order
+        (tmp_path / f"{9 - seed}.png").write_bytes((pictures / f"{seed}.png").read_bytes())
+    assert loaded(folder, tmp_path).digest == loaded(folder, pictures).digest
+    short = loaded(folder, pictures, seqlen=9)
+    assert [len(ids) for ids in short.samples] == [9] * 3
+
+
+@pytest.mark.parametrize("method", ["weight_only_int8", "smooth_quant", "awq", "gptq"])
+def test_every_method_is_calibrated_on_images(
+    method: str, seeing: Any, pictures: Path, quantize: Any, tmp_path: Path
+) -> None:
+    kind = "idefics3"
+    few = {"samples": 6, "seqlen": 32} | ({"sweeps": 0} if method == "gptq" else {})
+    report = quantize(seeing(kind), tmp_path / "out", method, calibration_images=str(pictures), **few)
+    assert report.images == 3 and "3 images of" in report.calibration and "the bundled text" in report.calibration
+    text = quantize(seeing(kind), tmp_path / "text", method, **few)
+    assert text.images == 0 and text.layers[0].error != report.layers[0].error
+    assert (bytes_of(tmp_path / "out") == bytes_of(tmp_path / "text")) is (method == "weight_only_int8")
+    llm = LLM(str(tmp_path / "out"), dtype="float32", max_model_len=256, num_gpu_blocks_override=40)
+    prompt = {"prompt": f"See {PLACEHOLDERS[kind]}.", "multi_modal_data": {"image": random_image(1)}}
+    [output] = llm.generate(prompt, SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 4
+
+
+def test_the_bytes_are_the_same_again_with_workers_ranks_and_after_an_interruption(
+    seeing: Any, pictures: Path, quantize: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    folder: Path = seeing("llava")
+    given: dict[str, Any] = {"calibration_images": str(pictures)}
+    given |= {"samples": 4, "seqlen": 16, "sweeps": 0}
+    quantize(folder, tmp_path / "one", "gptq", **given)
+    expected = bytes_of(tmp_path / "one")
+    for number, more in enumerate(({}, {"workers": 2}, {"tp": 2})):
+        quantize(folder, tmp_path / f"{number}", "gptq", **given, **more)
+        assert bytes_of(tmp_path / f"{number}") == expected, more
+
+    def interrupt(stage: StageProgress) -> None:
+        if stage.stage == "quantize" and stage.done == 1:
+            raise KeyboardInterrupt
+
+    options = {**quick, "group_size": 32, "resume": True, **given}
+    resumed = QuantizeOptions(str(folder), str(tmp_path / "resumed"), "gptq", **options)
+    with pytest.raises(KeyboardInterrupt):
+        quantize_checkpoint(resumed, interrupt)
+    assert quantize_checkpoint(resumed).resumed_from == 1
+    assert bytes_of(tmp_path / "resumed") == expected
+
+
+def test_models_whose_images_are_not_computed_are_refused(
+    seeing: Any, pictures: Path, quantize: Any, tiny_model: Any, tmp_path: Path
+) -> None:
+    given = {"calibration_images": str(pictures)}
+    with pytest.raises(AiakqError, match="--calibration-images .* the model reads text only"):
+        quantize(tiny_model("LlamaForCausalLM"), tmp_path / "out", "gptq", **given)
+    with pytest.raises(AiakqError, match="positions in three dimensions"):
+        quantize(seeing("qwen2_vl"), tmp_path / "out", "gptq", **given)
+    with pytest.raises(AiakqError, match="--tune"):
+        quantize(seeing("llava"), tmp_path / "out", "gptq", tune="4steps", **given)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "line 2.* no JSON"),
+        ("[]", "line 2.* names no image"),
+        ('{"image": "no.png"}', r"line 2.* there is no file no\.png"),
+        ('{"image": "0.png", "label": 1}', "line 2.* it has 'label'"),
+        ('{"image": "0.png", "text": 1}', "line 2.* is no text"),
+        ('{"image": "notes.txt"}', "line 2.* no image in one of the formats"),
+    ],
+)
+def test_unusable_data_is_refused_with_its_line(line: str, reason: str, seeing: Any, pictures: Path) -> None:
+    (pictures / "broken.jsonl").write_text(f'{{"image": "0.png"}}\n{line}\n')
+    with pytest.raises(AiakqError, match=reason):
+        loaded(seeing("llava"), pictures / "broken.jsonl")
+
+
+def test_an_empty_folder_is_refused(seeing: Any, tmp_path: Path) -> None:
+    with pytest.raises(AiakqError, match="it holds no image"):
+        loaded(seeing("llava"), tmp_path)
