@@ -4,9 +4,9 @@ arXiv:2403.19887).
 
 from __future__ import annotations
 
+from aiakq.kernels.ops.routing import SoftmaxRouting
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.experts import SoftmaxRouting
 from aiakq.runtime.layers.recurrent import SelectiveStateSpace
 from aiakq.runtime.models.bamba import BambaBuilder
 from aiakq.runtime.models.builder import DecoderBuilder
