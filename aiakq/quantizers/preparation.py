@@ -48,15 +48,7 @@ def prepare(options: QuantizeOptions) -> Prepared:
     check_checkpoint(checkpoint)
     check_encoder(options, checkpoint)
     check_lora(options, checkpoint)
-    device, *others = _devices(options.device)
-    if options.workers > 1 and (others or device.type != "cpu"):
-        raise error(
-            "option_conflict",
-            option="--workers",
-            other=f"--device {options.device}",
-            reason="workers share the processors of a machine",
-            hint="Use --device cpu; several GPUs share the calibration without workers: --device cuda:0,cuda:1.",
-        )
+    device, *others = _devices(options)
     storage = _storage(options, checkpoint)
     checkpoint, remarks = dequantized_source(checkpoint, storage)
     model = SourceModel(checkpoint, storage, device, options.trust_remote_code, others=tuple(others))
@@ -102,11 +94,24 @@ def prepare(options: QuantizeOptions) -> Prepared:
     )
 
 
-def _devices(names: str) -> list[torch.device]:
-    """Return the devices to compute on, the first of which holds the model. Raises ``device``."""
-    if names == "auto":
-        return [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
-    return [_device(name.strip()) for name in names.split(",")]
+def _devices(options: QuantizeOptions) -> list[torch.device]:
+    """Return the devices to compute on, the first of which holds the model.
+
+    Raises ``device``, and ``option_conflict`` for workers that do not compute on one CPU.
+    """
+    if options.device == "auto":
+        devices = [torch.device("cuda" if torch.cuda.is_available() else "cpu")]
+    else:
+        devices = [_device(name.strip()) for name in options.device.split(",")]
+    if options.workers > 1 and (len(devices) > 1 or devices[0].type != "cpu"):
+        raise error(
+            "option_conflict",
+            option="--workers",
+            other=f"--device {options.device}",
+            reason="workers share the processors of a machine",
+            hint="Use --device cpu; several GPUs share the calibration without workers: --device cuda:0,cuda:1.",
+        )
+    return devices
 
 
 def _device(name: str) -> torch.device:

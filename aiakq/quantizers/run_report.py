@@ -34,13 +34,8 @@ def build_report(
     resumed: int,
 ) -> QuantizeReport:
     """Build the report before evaluation. ``steps`` are the blocks' steps, ``resumed`` of them by an earlier run."""
-    warnings = [*warnings, *(line for step in steps for line in step.note["warnings"])]
     experts = [ExpertTokens(**entry) for step in steps for entry in step.note["experts"]]
-    if prepared.recipe.needs_inputs:
-        warnings += expert_warnings(experts)
     dropped = max((step.note["dropped"] for step in steps), default=0)
-    if dropped:
-        warnings.append(f"{dropped} calibration tokens were left out: their activations were not finite.")
     size, weights = quantized_size(writer.steps, prepared.head)
     samples = prepared.samples
     return QuantizeReport(
@@ -84,8 +79,20 @@ def build_report(
             *_rotation_notes(prepared),
             *prepared.cut.notes,
         ],
-        warnings=warnings,
+        warnings=[*warnings, *_step_warnings(prepared, steps, experts, dropped)],
     )
+
+
+def _step_warnings(
+    prepared: Prepared, steps: list[CommittedStep], experts: list[ExpertTokens], dropped: int
+) -> list[str]:
+    """Return what the steps warn of."""
+    warnings = [line for step in steps for line in step.note["warnings"]]
+    if prepared.recipe.needs_inputs:
+        warnings += expert_warnings(experts)
+    if dropped:
+        warnings.append(f"{dropped} calibration tokens were left out: their activations were not finite.")
+    return warnings
 
 
 def _float_notes(spec: QuantSpec) -> list[str]:
