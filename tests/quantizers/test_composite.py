@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from vision_models import PLACEHOLDERS, random_image, reference_logprobs, save_vision_model
 
+from aiakq import LLM, SamplingParams
 from aiakq.arguments.convert import ConvertArguments
 from aiakq.convert.conversion import convert_checkpoint
 from aiakq.errors import AiakqError
@@ -244,3 +246,21 @@ def test_other_decoders_are_refused_by_name(
     (source / "config.json").write_text(json.dumps(config))
     text = refusal(lambda: quantize(source, tmp_path / "out", "gptq"))
     assert text.startswith(f"Quantizing the decoder of {outer} ({reason}) is not supported.")
+
+
+@pytest.mark.slow
+def test_an_image_is_read_by_a_quantized_gemma_3(quantize: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    quantize(save_vision_model("gemma3", tmp_path / "source"), tmp_path / "out", "weight_only_int8")
+    llm = LLM(str(tmp_path / "out"), dtype="float32", max_model_len=128, num_gpu_blocks_override=40, cpu_math="exact")
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    image = random_image(1)
+    prompt = {"prompt": f"see\n{PLACEHOLDERS['gemma3']}and", "multi_modal_data": {"image": image}}
+    [output] = llm.generate([prompt], params, use_tqdm=False)
+    ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+    expected = reference_logprobs(tmp_path / "out", "gemma3", ids, [image])
+    steps = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+    assert all(
+        abs(step[token].logprob - float(expected[at, token])) < 1e-4
+        for at, (token, step) in enumerate(zip(ids[1:], steps, strict=True))
+    )
