@@ -93,7 +93,8 @@ def _check(function: Callable[[Machine], dict], limit: float, alone: bool = Fals
 #: Families of self_test.FAMILIES, which this process does not import.
 FAMILIES = (
     "weight-only linear", "float linear", "4-bit float linear", "fp8 linear", "w8a8 linear", "norm", "activation",
-    "attention", "latent attention", "convolution", "recurrence", "gated norm", "sampling", "LoRA", "experts", "GPTQ",
+    "attention", "latent attention", "convolution", "recurrence", "selective scan", "gated norm", "sampling", "LoRA",
+    "experts", "GPTQ",
 )  # fmt: skip
 STEPS: dict[str, Step] = {
     "describe": _check(gpu_checks.describe, 60),
