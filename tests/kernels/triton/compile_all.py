@@ -53,6 +53,8 @@ from aiakq.kernels.triton.norm_kernel import norm_kernel
 from aiakq.kernels.triton.recurrence import HELD
 from aiakq.kernels.triton.recurrence_kernel import recurrence_kernel
 from aiakq.kernels.triton.rotary_kernel import rotary_kernel
+from aiakq.kernels.triton.selective_scan import HELD as SCANNED
+from aiakq.kernels.triton.selective_scan_kernel import selective_scan_kernel
 from aiakq.kernels.triton.states import TOKENS
 from aiakq.kernels.types import AttentionSpec
 
@@ -215,7 +217,7 @@ def latent_kernels(arch: int) -> Iterator[Row]:
 
 
 def recurrent_kernels(arch: int) -> Iterator[Row]:
-    """Of Qwen3-Next's and Mamba 2's sizes; instructions of all of it, per number of a state or of a row."""
+    """Of Qwen3-Next's, Mamba 2's and FalconMamba's sizes; instructions of all of it, per number of a state or a row."""
     x, floats, numbers = MockTensor(torch.bfloat16), MockTensor(torch.float32), MockTensor(torch.int32)
 
     def row(name: str, made: Compiled | None, elements: int, warps: int) -> Row:
@@ -227,6 +229,11 @@ def recurrent_kernels(arch: int) -> Iterator[Row]:
             HK=16, DK=128, WIDTH=128, DV=value_dim, BLOCK=HELD // 128, DELTA=delta, SKIP=not delta, num_warps=1,
         )  # fmt: skip
         yield row(name, made, HELD, 1)
+    made = compiled(
+        selective_scan_kernel, arch, *[x] * 5, *[floats] * 4, *[numbers] * 4, x, 16384, 8192, 288, 288, 16384, C=8192,
+        N=16, WIDTH=16, BLOCK=SCANNED // 16, num_warps=1,
+    )  # fmt: skip
+    yield row("selective scan", made, SCANNED, 1)
     made = compiled(
         convolution_kernel, arch, x, x, x, *[floats] * 3, *[numbers] * 4, x, 8192, 8192, 8192, 8, C=8192, TAPS=4,
         TOKENS=TOKENS, BLOCK=CHANNELS, BIAS=True, SILU=True, BEFORE=True, AFTER=True, num_warps=4,
