@@ -26,7 +26,7 @@ METHODS = sorted(set(ALL_METHODS) - {"gguf"})
 FAMILIES = (
     "LlamaForCausalLM", "OPTForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "Qwen2MoeForCausalLM",
     "BloomForCausalLM", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM", "Mamba2ForCausalLM", "FalconH1ForCausalLM",
-    "NemotronHForCausalLM", "GPT2LMHeadModel",
+    "NemotronHForCausalLM", "JambaForCausalLM", "GPT2LMHeadModel",
 )  # fmt: skip
 #: Ranks of a stage, and stages.
 SHAPES = {"float32": ((2, 1), (3, 1), (4, 1), (1, 2), (2, 2)), "bfloat16": ((2, 1), (1, 3))}

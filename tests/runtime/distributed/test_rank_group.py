@@ -124,7 +124,7 @@ from aiakq.runtime.executor.runner import Runner
 original = Runner.prepare
 def prepare(self, *args):
     found = original(self, *args)
-    found.columns[1][0] += 1
+    found.numbers[1][0] += 1
     return found
 Runner.prepare = prepare""")
     llm = two_ranks()

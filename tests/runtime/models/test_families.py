@@ -20,11 +20,11 @@ VOCABULARY = 320
 LENGTHS = (1, 2, 3, 7, 16, 17, 50, 90, 60)
 #: Nats; float32 sums in another order.
 TOLERANCE = 1e-4
-#: Where transformers' own float32 is further than that from its float64: the chunked form of the delta rule by 1.5e-4,
-#: ours by 0.8e-4. Of OLMo-Hybrid it is 0.75e-4, ours 0.7e-4, of Mamba 0.4e-4 and 0.6e-4, of FalconMamba 0.5e-4 and
-#: 1.2e-4, and both together are further apart.
-RECURRENT = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "OlmoHybrid", "Mamba", "FalconMamba", "Jamba")
-TOLERANCES = dict.fromkeys((f"{name}ForCausalLM" for name in RECURRENT), 3e-4)
+#: Where transformers' own float32 is further than that from its float64, or both together are: the chunked form of the
+#: delta rule by 1.5e-4 (ours by 0.8e-4), OLMo-Hybrid by up to 3.4e-4 (ours by 0.8e-4), Mamba by 0.4e-4 (ours by
+#: 0.6e-4), FalconMamba by 0.5e-4 (ours by 1.2e-4).
+RECURRENT = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Mamba", "FalconMamba", "Jamba")
+TOLERANCES = {f"{name}ForCausalLM": 3e-4 for name in RECURRENT} | {"OlmoHybridForCausalLM": 6e-4}
 MODES: dict[str, dict[str, Any]] = {
     "batch": {},
     "chunks": {"max_num_batched_tokens": 16, "max_num_seqs": 8, "enable_chunked_prefill": True},
@@ -238,6 +238,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "decoder_sparse_step": 2,
         },
         {"layer_types": None, "full_attention_interval": 2},
+    ),
+    "olmo hybrid with positions and sizes that follow from others": (
+        "OlmoHybridForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "linear_allow_neg_eigval": False,
+            "attention_bias": True,
+            **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim")),
+            **dict.fromkeys(("linear_value_head_dim", "layer_types", "rope_parameters")),
+        },
+        {},
     ),
     "granite 4 without experts, with positions": (
         "GraniteMoeHybridForCausalLM",
