@@ -196,7 +196,7 @@ class Runner:
             query_start_list=starts,
             kv_len_list=kv_len_list,
             states=None if self.states is None else self.states.context(decodes.chunks() + chunks, sequences),
-            row_ends=self._row_ends(chunks, sequences[num_decodes:], starts, kv_len_list),
+            row_ends=self._row_ends(chunks, sequences[num_decodes:], starts, kv_len_list) if chunks else None,
         )
         model_input = ModelInput(token_column, position_column, context, row_column)
         if columns.grids:
@@ -218,6 +218,8 @@ class Runner:
         ends: NDArray[Any] | None = None
         own = starts[len(starts) - 1 - len(chunks) :]
         for chunk, sequence, start in zip(chunks, sequences, own, strict=False):
+            if not sequence.spec.media:
+                continue
             stop = chunk.first + chunk.count
             for first, count in whole_runs(sequence.spec.media, chunk.first, stop):
                 assert first + count <= stop, "a step ends within an image whose tokens attend to each other"
