@@ -198,9 +198,11 @@ class Activations:
         each time, because blocks change between passes.
         """
         if not self.others:
-            with torch.inference_mode():
-                for batch in batches:
-                    yield batch, work(block, batch, self.device)
+            for batch in batches:
+                # Not around the yield: where a caller ends early, the mode of the thread would never be restored.
+                with torch.inference_mode():
+                    result = work(block, batch, self.device)
+                yield batch, result
             return
         places = [(block, self.device), *((copy.deepcopy(block).to(device), device) for device in self.others)]
 
