@@ -28,12 +28,18 @@ _SELECTIVE: dict[str, object] = {
 _SELECTIVE_UNREAD = frozenset(
     {
         *("time_step_scale", "time_step_init_scheme", "use_mambapy", "use_falcon_mambapy", "use_associative_scan"),
-        *("d_inner", "d_model", "n_layer", "ssm_cfg"),
+        *("d_inner", "d_model", "n_layer"),
     }
 )
 
 RECURRENT_FAMILIES: dict[str, Family] = {
-    "mamba": Family(_SELECTIVE, fixed={"rms_norm": (True,)}, unread=_SELECTIVE_UNREAD, rotary=False, kinds=RECURRENT),
+    "mamba": Family(
+        _SELECTIVE,
+        fixed={"rms_norm": (True,), "ssm_cfg": ({},)},
+        unread=_SELECTIVE_UNREAD,
+        rotary=False,
+        kinds=RECURRENT,
+    ),
     "falcon_mamba": Family(
         {**_SELECTIVE, "mixer_rms_eps": 1e-6}, unread=_SELECTIVE_UNREAD, rotary=False, kinds=RECURRENT
     ),

@@ -229,6 +229,13 @@ def test_a_value_of_another_type_is_named(key: str, values: list[Any]) -> None:
         assert problem.id == "model_malformed" and key in str(problem), value
 
 
+def test_settings_of_mamba_authors_that_are_not_its_own_are_refused() -> None:
+    mamba = {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "num_attention_heads": None}
+    read(**mamba, ssm_cfg={})
+    problem = refused(**mamba, ssm_cfg={"layer": "Mamba2"})
+    assert problem.id == "config_key_unsupported" and "ssm_cfg" in str(problem)
+
+
 def test_layers_of_another_kind_are_refused() -> None:
     qwen = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_key_value_heads": 4}
     problem = refused(**qwen, layer_types=["full_attention", "linear_attention", "full_attention"])
