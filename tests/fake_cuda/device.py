@@ -293,14 +293,14 @@ class FakeDevice:
             self._pinned[host.untyped_storage().data_ptr()] = host
             self.launches.to_host += 1
             self._transfers.append(Transfer(host, result.clone(), access, True))
-            scrambled(host)
+            poisoned(host)
         else:
             self.blocks("copy to the host")
             host.copy_(result)
         return host
 
 
-def scrambled(tensor: Tensor) -> Tensor:
+def poisoned(tensor: Tensor) -> Tensor:
     """Overwrite ``tensor`` with values that no result may depend on; returns it."""
     if tensor.dtype.is_floating_point:
         return tensor.fill_(float("nan"))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fake_cuda.device import PAGEABLE, FakeDevice, map_tensors, scrambled
+from fake_cuda.device import PAGEABLE, FakeDevice, map_tensors, poisoned
 from fake_cuda.streams import Lease, Memory
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -179,7 +179,7 @@ def _run(state: FakeDevice, func: Any, args: Any, kwargs: Any, tensors: list[Ten
     def launch() -> Any:
         result = call(*inner_args, **inner_kwargs)
         if packet in UNINITIALIZED:
-            result = scrambled(result)
+            result = poisoned(result)
         outputs.append(result)
         return result
 
