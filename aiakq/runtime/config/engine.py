@@ -18,7 +18,7 @@ from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.quantization import check_rotation, check_scales, checked_spec, rounding_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.pooling.config import PoolingConfig
-from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.spec import QuantSpec
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.mistral.choice import has_only_mistral_tokenizer as has_only_mistral_tokenizer
 from aiakq.formats.mistral.choice import tokenizer_file
 from aiakq.formats.model_folder import open_file, read_file, read_json, template_files, vocabulary_files
 from aiakq.runtime.protocol.media import IMAGE_ARCHITECTURES

@@ -18,7 +18,7 @@ from aiakq.runtime.protocol.output import StepOutput
 from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.vocabulary import Vocabulary
-from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.system.channel import Channel, Failure
 
 

@@ -19,7 +19,8 @@ from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.protocol.grammar import Grammar, not_enforceable
 from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.vocabulary import end_failure
-from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer, TokenizerSource
+from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer
+from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.server.process.text_messages import (
     MAX_IMAGE_SECONDS,
     MAX_SECONDS,

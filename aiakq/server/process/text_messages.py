@@ -12,7 +12,7 @@ from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.text.infill import Infill
 from aiakq.runtime.text.template_facts import TemplateFacts
-from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.runtime.text.tools_in_text import CallSyntax
 from aiakq.system.channel import Channel, Failure
 

@@ -10,7 +10,8 @@ from mistral_files import SPECIAL, write_tekken
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.text.mistral_tokenizer import MistralTokenizer, call_id
-from aiakq.runtime.text.tokenizer import TokenDecoder, TokenizerSource
+from aiakq.runtime.text.tokenizer import TokenDecoder
+from aiakq.runtime.text.tokenizer_source import TokenizerSource
 
 TEXTS = ("hello world", " worldworld café 123!\n\n x", "[INST] is text, and </s> too", "日本", "")
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.text.tokenizer import NoTokenizer, Tokenizer, TokenizerSource
+from aiakq.runtime.text.tokenizer import NoTokenizer, Tokenizer
+from aiakq.runtime.text.tokenizer_source import TokenizerSource
 
 TEXTS = ["", " ", "naïve café — 你好, 🙂🙃 end", "a\n\n  b\t", "<|im_start|>user\nHi<|im_end|>"]
 

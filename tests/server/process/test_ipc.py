@@ -18,7 +18,7 @@ from aiakq.runtime.protocol.request import RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.step import TokenLogprobs
 from aiakq.runtime.protocol.thought_budget import ThoughtBudget
-from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.server.process import ipc
 from aiakq.system.channel import InvalidMessage, RecordDecoder, framed, split
 

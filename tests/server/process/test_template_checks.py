@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.text.tokenizer import TokenizerSource
+from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.server.loading import _template_warnings
 from aiakq.server.process import template_checks
 from aiakq.server.process.template_checks import checked_template

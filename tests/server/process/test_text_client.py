@@ -23,7 +23,8 @@ import pytest
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.protocol.grammar import Grammar
-from aiakq.runtime.text.tokenizer import Tokenizer, TokenizerSource
+from aiakq.runtime.text.tokenizer import Tokenizer
+from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.server.process import text_client
 from aiakq.server.process.text_client import NUM_WORKERS, TextClient, client_of_request
 from aiakq.server.process.text_messages import TextRequest
