@@ -24,6 +24,7 @@ from torch import Tensor
 from aiakq.errors import AiakqError
 
 DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent / "tests"))  # the cases are a module beside the tests
 _METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Options of quantize under which a tiny model takes a second or two.
 _QUICK: dict[str, Any] = {"samples": 8, "seqlen": 64, "evaluate": False, "device": "cpu"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -29,6 +30,15 @@ def beside_text(names: Iterable[str], config: Mapping[str, object]) -> frozenset
     if text:
         return frozenset(name for name in every if not name.startswith((*text, "lm_head.")))
     return frozenset(name for name in every if name.startswith(_TOWER) and "vision_config" in config)
+
+
+def key_mapping(names: Iterable[str], base: str) -> dict[str, str]:
+    """Return patterns for the names of a language model inside a multimodal checkpoint with these ``names`` -> what
+    transformers' class of the language model alone, whose base model is called ``base``, has in their place.
+    """
+    every = list(names)
+    own = dict(zip(TEXT_PREFIXES, (f"{base}.", "", f"{base}."), strict=True))
+    return {f"^{re.escape(stored)}": own[stored] for stored in own if any(name.startswith(stored) for name in every)}
 
 
 def other_names(name: str) -> tuple[str, ...]:

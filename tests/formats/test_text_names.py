@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from aiakq.formats.text_names import Renaming, beside_text, other_names, renaming, spellings
+from aiakq.formats.text_names import Renaming, beside_text, key_mapping, other_names, renaming, spellings
 
 LAYER = "layers.0.mlp.up_proj"
 
@@ -23,6 +25,22 @@ def test_what_is_beside_the_language_model() -> None:
     flat = ["model.norm.weight", "visual.merger.weight"]
     assert beside_text(flat, {"vision_config": {}}) == {"visual.merger.weight"}
     assert beside_text(flat, {}) == set()
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "stored"),
+    [
+        ("model", "model.norm.weight", "language_model.model.norm.weight"),
+        ("model", "model.norm.weight", "model.language_model.norm.weight"),
+        ("transformer", "transformer.norm.weight", "model.text_model.norm.weight"),
+        ("model", "lm_head.weight", "language_model.lm_head.weight"),
+        ("model", "lm_head.weight", "lm_head.weight"),
+    ],
+)
+def test_a_name_inside_a_multimodal_file_becomes_that_of_the_model_alone(base: str, name: str, stored: str) -> None:
+    mapping = key_mapping([stored, "visual.a"], base)
+    found = {re.sub(pattern, own, stored) for pattern, own in mapping.items()} or {stored}
+    assert found == {name} and all(not re.search(pattern, "visual.a") for pattern in mapping)
 
 
 def test_names_of_transformers_and_of_files_lead_to_each_other() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from pathlib import Path
 
 from aiakq.errors import error, first_line
@@ -11,7 +10,12 @@ from aiakq.kernels.ops.sharded import ShardedOps
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.distributed.model_share import ModelShare, stage_of
-from aiakq.runtime.inspect.description import describe_left_out, describe_operations, separate_head_remark
+from aiakq.runtime.inspect.description import (
+    describe_left_out,
+    describe_model_part,
+    describe_operations,
+    separate_head_remark,
+)
 from aiakq.runtime.loader.memory_check import check_weights_fit
 from aiakq.runtime.loader.opening import CheckpointWeights, DummyWeights, weights_for
 from aiakq.runtime.lora.layers import AdaptableLayers
@@ -92,7 +96,7 @@ def _describe(weights: CheckpointWeights | DummyWeights, reads_images: bool) -> 
     decoded = weights.decoded_remarks if isinstance(weights, CheckpointWeights) else []
     facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks, *decoded])
     if isinstance(weights, CheckpointWeights) and weights.checkpoint.beside_text:
-        facts["model part"] = _model_part(weights.checkpoint.beside_text, reads_images)
+        facts["model part"] = describe_model_part(weights.checkpoint.beside_text, reads_images)
     if isinstance(weights, CheckpointWeights) and weights.left_out:
         facts["left out"] = "; ".join(describe_left_out(weights.left_out))
     return facts
@@ -113,11 +117,3 @@ def load_within_memory(
         if not is_out_of_memory(failure):
             raise
         raise error("out_of_memory", reason=first_line(failure, "an allocation failed")[:200]) from failure
-
-
-def _model_part(beside_text: Collection[str], reads_images: bool) -> str:
-    """Return a line about a multimodal checkpoint for the start-up table."""
-    parts = ", ".join(sorted({name.removeprefix("model.").partition(".")[0] for name in beside_text}))
-    if reads_images:
-        return f"text and images: {len(beside_text)} tensors of {parts} encode images"
-    return f"text only: {len(beside_text)} tensors of {parts} are left out"

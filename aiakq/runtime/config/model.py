@@ -214,7 +214,7 @@ def _model_config(raw: Mapping[str, object]) -> ModelConfig:
         architecture=architecture,
         vocab_size=number("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=number("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", default=4 * hidden),
+        intermediate_size=_widest_mlp(raw, 4 * hidden),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -230,6 +230,15 @@ def _model_config(raw: Mapping[str, object]) -> ModelConfig:
         rope=rope,
         raw=raw,
     )
+
+
+def _widest_mlp(raw: Mapping[str, object], default: int) -> int:
+    """Return the width of the MLP, or the largest one where every layer has its own (Gemma 3n)."""
+    widths = raw.get("intermediate_size")
+    if isinstance(widths, list) and widths:
+        return max(int(read_value({"intermediate_size": each}, SIZE, "intermediate_size")) for each in widths)
+    names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    return int(read_value(raw, SIZE, *names, default=default))
 
 
 def _with_layers(raw: Mapping[str, object]) -> Mapping[str, object]:

@@ -33,7 +33,7 @@ def replace_quantized(hf: Any, weights: CheckpointWeights) -> set[str]:
     Returns the names of the removed parameters of ``hf``. Raises ``tensor_mismatch``.
     """
     left = set(weights.checkpoint.quantized_linears())
-    names = TensorNames(hf)  # of the model before layers are replaced
+    names = TensorNames.of(hf, weights.checkpoint)  # of the model before layers are replaced
     replaced = set()
     for fused in fused_experts(hf, "", hf.config.get_text_config().model_type):
         inside = {stored for stored in left if stored.startswith(f"{fused.stored}.")}

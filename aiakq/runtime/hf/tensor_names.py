@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.text_names import key_mapping
 
 
 class TensorNames:
@@ -14,12 +18,18 @@ class TensorNames:
     transformers renames many tensors while it loads them, and merges some: experts into one tensor per projection.
     """
 
-    def __init__(self, hf: Any) -> None:
-        rules = get_model_conversion_mapping(hf)
+    def __init__(self, hf: Any, mapping: Mapping[str, str] | None = None) -> None:
+        """mapping: patterns of names -> replacements that precede transformers' own rules."""
+        rules = get_model_conversion_mapping(hf, dict(mapping) if mapping else None)
         self._state = hf.state_dict()
         self._base = hf.base_model_prefix
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+
+    @staticmethod
+    def of(hf: Any, checkpoint: Checkpoint) -> TensorNames:
+        """Return the names of ``checkpoint``, which may contain more than the language model ``hf``."""
+        return TensorNames(hf, text_mapping(checkpoint, hf.base_model_prefix))
 
     def own(self, stored: str) -> str | None:
         """Return the parameter or buffer that the tensor ``stored`` is loaded into unchanged; None if there is none."""
@@ -32,3 +42,11 @@ class TensorNames:
     def renamed(self, stored: str) -> str:
         """Return the name of the tensor ``stored`` by the rules that do not merge it with others."""
         return str(rename_source_key(stored, self._renamings, [], self._base, self._state)[0])
+
+
+def text_mapping(checkpoint: Checkpoint, base: str) -> dict[str, str]:
+    """Return the mapping of ``TensorNames`` for the language model in a multimodal checkpoint; empty for others.
+
+    base  base_model_prefix of the class of the language model.
+    """
+    return key_mapping(checkpoint.inventory, base) if checkpoint.beside_text else {}

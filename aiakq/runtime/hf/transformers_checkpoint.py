@@ -15,7 +15,7 @@ from aiakq.formats.inventory import FLOATS, Difference, refusal
 from aiakq.formats.model_folder import INDEX, some_of
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.hf.quiet import without_load_report
-from aiakq.runtime.hf.tensor_names import TensorNames
+from aiakq.runtime.hf.tensor_names import TensorNames, text_mapping
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -35,8 +35,8 @@ class MissedTensors:
 
 def load_checkpoint(
     hf_config: object, config: EngineConfig, options: dict[str, object]
-) -> tuple[object, MissedTensors]:
-    """Load the model through transformers."""
+) -> tuple[object, MissedTensors, frozenset[str]]:
+    """Load the model through transformers; the last are the tensors that are not part of the language model."""
     checkpoint = Checkpoint.open(config.load.path, config.load.weights, config.load.ignore_patterns, config.model.raw)
     _ = checkpoint.spec  # names formats that aiakq does not read
     with without_load_report():
@@ -44,12 +44,13 @@ def load_checkpoint(
     if unused := _unused(info, checkpoint):
         reason = "tensors of the checkpoint that transformers' model does not use"
         logger.warning("%s: %d %s: %s", config.load.path, len(unused), reason, some_of(unused))
-    return hf, MissedTensors(str(config.load.path), [*_differences(hf, info), *_integers(hf, checkpoint)])
+    missed = MissedTensors(str(config.load.path), [*_differences(hf, info), *_integers(hf, checkpoint)])
+    return hf, missed, checkpoint.beside_text
 
 
 def _integers(hf: Any, checkpoint: Checkpoint) -> list[Difference]:
     """Return the float parameters for which the checkpoint holds integers; quantized layers are replaced later."""
-    names, state = TensorNames(hf), hf.state_dict()
+    names, state = TensorNames.of(hf, checkpoint), hf.state_dict()
     differences = []
     for stored, info in checkpoint.inventory.items():
         name = None if info.dtype in FLOATS else names.own(stored)
@@ -60,9 +61,11 @@ def _integers(hf: Any, checkpoint: Checkpoint) -> list[Difference]:
 
 
 def _unused(info: Mapping[str, Any], checkpoint: Checkpoint) -> list[str]:
-    """Return the tensors that transformers did not load, but those of quantized layers, which are replaced later."""
+    """Return the tensors of the language model that transformers did not load, but those of quantized layers, which are
+    replaced later."""
     quantized = formats.all_suffixes() if checkpoint.spec is not None else ()
-    return sorted(name for name in info["unexpected_keys"] if formats.split_name(name)[1] not in quantized)
+    left = set(info["unexpected_keys"]) - checkpoint.beside_text
+    return sorted(name for name in left if formats.split_name(name)[1] not in quantized)
 
 
 def _load(
@@ -77,6 +80,9 @@ def _load(
     for remark in checkpoint.remarks:
         logger.warning("%s: %s", config.load.path, remark)
     common = {"config": hf_config, "output_loading_info": True, "ignore_mismatched_sizes": True, **options}
+    family: Any = AutoModelForCausalLM._model_mapping.get(type(hf_config), None)
+    if family is not None and (mapping := text_mapping(checkpoint, family.base_model_prefix)):
+        common["key_mapping"] = mapping
     files = {info.file for info in checkpoint.inventory.values()}
     is_usual = files == {"model.safetensors"} or (
         (config.load.path / INDEX).exists() and all(file.endswith(".safetensors") for file in files)

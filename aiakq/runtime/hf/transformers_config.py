@@ -11,6 +11,8 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config import families, known_keys
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.config.rope import is_nested
 from aiakq.runtime.models import FAMILIES
 
 
@@ -39,6 +41,26 @@ def read_transformers_config(config: EngineConfig) -> Any:
     if hf_config.model_type not in families.FAMILIES:
         check_leftovers(raw, hf_config)
     return hf_config
+
+
+def has_class(hf_config: Any) -> bool:
+    """Whether transformers, or the code of the model itself, has a causal language model for this config."""
+    from transformers import AutoModelForCausalLM
+
+    names = getattr(hf_config, "auto_map", None) or {}
+    return type(hf_config) in AutoModelForCausalLM._model_mapping or AutoModelForCausalLM.__name__ in names
+
+
+def rope_refusal(model: ModelConfig) -> str | None:
+    """Return why transformers' rotary embedding cannot be used, because it differs from text to text; else None."""
+    for rope in model.rope.values() if is_nested(model.rope) else [model.rope]:
+        short = int(rope.get("original_max_position_embeddings") or model.max_position)
+        if rope.get("rope_type") == "longrope" and short < model.context:
+            reason = "its rotary factors depend on the longest text of a batch (LongRoPE)"
+            return f"{reason}; --max-model-len {short} avoids that"
+        if rope.get("grows_from") is not None:
+            return "transformers computes --rope-scaling of the type dynamic otherwise; yarn is the same everywhere"
+    return None
 
 
 def check_leftovers(raw: Mapping[str, object], hf_config: Any) -> None:

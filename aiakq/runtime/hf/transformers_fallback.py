@@ -27,8 +27,8 @@ from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.hf import attention_probe
 from aiakq.runtime.hf.quantized_modules import QuantizedModule, replace_quantized
 from aiakq.runtime.hf.transformers_checkpoint import MissedTensors, load_checkpoint
-from aiakq.runtime.hf.transformers_config import read_transformers_config, unsupported
-from aiakq.runtime.inspect.description import describe_linear_layers, describe_operations
+from aiakq.runtime.hf.transformers_config import has_class, read_transformers_config, rope_refusal, unsupported
+from aiakq.runtime.inspect.description import describe_linear_layers, describe_model_part, describe_operations
 from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.loader.opening import open_weights, operations
 from aiakq.runtime.models.interface import Model, ModelInput
@@ -241,11 +241,8 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
     ops = operations(config) if weights is None else weights.ops
     with _one_sentence(config):
         hf_config = read_transformers_config(config)
-    if reason := _other_layers(hf_config):
+    if reason := _config_refusal(hf_config) or rope_refusal(config.model):
         raise unsupported(config, reason)
-    if config.model.short_context is not None:
-        reason = "its rotary factors depend on the longest text of a batch (LongRoPE)"
-        raise unsupported(config, f"{reason}; --max-model-len {config.model.short_context} avoids that")
     attention = _AttentionFunction(ops, _chunk_sizes(hf_config))
     _register(name, attention)
     hf_config._attn_implementation = name
@@ -261,9 +258,9 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
         if config.load.load_format == "dummy":
             torch.manual_seed(config.load.seed)
             hf: Any = AutoModelForCausalLM.from_config(hf_config, **options)
-            missed = MissedTensors(str(config.load.path))
+            missed, beside_text = MissedTensors(str(config.load.path)), frozenset()
         else:
-            hf, missed = load_checkpoint(hf_config, config, options)
+            hf, missed, beside_text = load_checkpoint(hf_config, config, options)
     if not _attention_replaceable(hf):
         raise unsupported(config, _NOT_REPLACEABLE)
     linear_layers = f"{sum(isinstance(m, nn.Linear) for m in hf.modules())} x w16: torch"
@@ -277,7 +274,10 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
         trace = attention.trace(hf, config.device.device)
         model = TransformersModel(hf, attention, trace, ops, config)
         _check_attention(model, trace, config)
-    return model, describe_operations(ops) | {"linear layers": f"{linear_layers} (inside transformers)"}
+    facts = describe_operations(ops) | {"linear layers": f"{linear_layers} (inside transformers)"}
+    if beside_text:
+        facts["model part"] = describe_model_part(beside_text, reads_images=False)
+    return model, facts
 
 
 def refusal(config: EngineConfig) -> str | None:
@@ -294,7 +294,7 @@ def unservable(hf_config: Any, trust_remote_code: bool) -> str | None:
     """Return why a model with this config cannot run, as far as known without its weights; None if it may run."""
     from transformers import AutoModelForCausalLM
 
-    if reason := _other_layers(hf_config):
+    if reason := _config_refusal(hf_config):
         return reason
     name = f"{_PREFIX}{next(_numbers)}"
     attention = _AttentionFunction(Ops(torch.device("cpu"), torch.float32), _chunk_sizes(hf_config))
@@ -317,8 +317,11 @@ def unservable(hf_config: Any, trust_remote_code: bool) -> str | None:
     return None if len(trace.specs) >= layers else f"only {len(trace.specs)} of its {layers} layers have attention"
 
 
-def _other_layers(hf_config: Any) -> str | None:
-    """Return why its layers cannot run, if some keep a state other than keys and values; else None."""
+def _config_refusal(hf_config: Any) -> str | None:
+    """Return why its layers cannot run: some keep a state other than keys and values, or there is no class for them;
+    else None."""
+    if not has_class(hf_config):
+        return f"transformers has no causal language model of the type {hf_config.model_type}"
     others = set(getattr(hf_config.get_text_config(), "layer_types", None) or ()) - _PAGED_LAYERS
     return f"it has layers of the type {min(others)}" if others else None
 

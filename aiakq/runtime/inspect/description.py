@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from aiakq.errors import AiakqError
@@ -18,7 +18,15 @@ from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import build_without_weights
 from aiakq.runtime.models import is_native
 
-__all__ = ["Plan", "describe_left_out", "describe_linear_layers", "describe_operations", "plan", "separate_head_remark"]
+__all__ = [
+    "Plan",
+    "describe_left_out",
+    "describe_linear_layers",
+    "describe_model_part",
+    "describe_operations",
+    "plan",
+    "separate_head_remark",
+]
 
 
 def describe_operations(ops: Ops) -> dict[str, str]:
@@ -109,3 +117,11 @@ def support(architecture: str, refusal: Callable[[], str | None]) -> str:
         return "native"
     reason = refusal()
     return "through transformers (--model-impl transformers)" if reason is None else f"not served: {reason}"
+
+
+def describe_model_part(beside_text: Collection[str], reads_images: bool) -> str:
+    """Return a line about a multimodal checkpoint for the start-up table."""
+    parts = ", ".join(sorted({name.removeprefix("model.").partition(".")[0] for name in beside_text}))
+    if reads_images:
+        return f"text and images: {len(beside_text)} tensors of {parts} encode images"
+    return f"text only: {len(beside_text)} tensors of {parts} are left out"

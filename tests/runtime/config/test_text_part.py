@@ -67,6 +67,17 @@ def test_the_text_part_is_served_and_the_rest_is_named(architecture, spelling, t
     assert inspect_checkpoint(str(folder), device="cpu").differences == ()
 
 
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_the_text_part_is_served_through_transformers(spelling, tiny_model, tmp_path, caplog):
+    text = tiny_model("ArceeForCausalLM")
+    folder = multimodal(text, tmp_path / "model", "SomeForConditionalGeneration", spelling)
+    found, llm = tokens(folder)
+    assert found == tokens(text)[0]
+    assert "inside transformers" in llm.engine.facts["linear layers"]
+    assert llm.engine.facts["model part"].startswith("text only: 2 tensors")
+    assert "does not use" not in caplog.text
+
+
 def test_a_missing_tensor_of_the_text_part_is_still_missed(tiny_model, tmp_path):
     folder = multimodal(tiny_model("MistralForCausalLM"), tmp_path / "model", "X", "new")
     tensors = load_file(folder / "model.safetensors")

@@ -89,7 +89,7 @@ def test_rounding_to_16_bits_is_no_other_attention(dtype, tmp_path, monkeypatch)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_other_arithmetic_is_refused_in_16_bits_too(dtype, tmp_path, monkeypatch):
     """Of a model whose config does not tell: convolutions that reach over the borders of sequences."""
-    monkeypatch.setattr(transformers_fallback, "_other_layers", lambda config: None)
+    monkeypatch.setattr(transformers_fallback, "_config_refusal", lambda config: None)
     with pytest.raises(AiakqError, match="differ from transformers"):
         load(checkpoint(tmp_path, "lfm2", layer_types=["conv", "full_attention"] * 2), dtype)
 

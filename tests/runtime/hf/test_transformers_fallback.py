@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from model_cases import CASES, SIZES
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
@@ -56,11 +57,49 @@ def test_an_architecture_with_other_state_is_refused(tmp_path):
     assert caught.value.id == "model_unsupported"
 
 
-def _load(folder):
+def _load(folder, **arguments):
     from aiakq.runtime.build.model_loader import load_model
     from aiakq.runtime.config.engine import EngineConfig
 
-    return load_model(EngineConfig.from_args({"model": str(folder)}))
+    return load_model(EngineConfig.from_args({"model": str(folder), **arguments}))
+
+
+#: Why a case of model_cases.py cannot run, as its config alone tells.
+REFUSED = {
+    "lfm3": "layers of the type conv", "kimi_linear": "linear_attention", "zamba2": "layers of the type hybrid",
+    "inkling_text": "layers of the type hybrid", "inkling2_text": "layers of the type hybrid",
+    "qwen4_exp_text": "layers of the type indexed_attention", "hy_v4": "layers of the type indexed_attention",
+    "axk2": "layers of the type indexed_attention", "dots3_note_text": "layers of the type indexed_attention",
+    "deepseek_v4": "layers of the type compressed_sparse_attention", "zaya": "layers of the type hybrid",
+    "minimax_m3_vl_text, sparse": "layers of the type minimax_m3_sparse", "hrm_text": "calls attention twice",
+    "cpmant": "no way to replace its attention", "git": "no way to replace its attention",
+    "reformer": "no way to replace its attention", "big_bird": "no way to replace its attention",
+    "gemma4_text, attention in both directions": "its attention mask is neither causal nor a sliding window",
+    "bert, not a decoder": "its attention mask is neither causal nor a sliding window",
+    "xlm": "no hidden_size", "bart": "no num_attention_heads", "whisper": "no num_attention_heads",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_paged_attention_cannot_compute_is_refused_by_the_config_alone(name, tmp_path):
+    from transformers import CONFIG_MAPPING
+
+    kind, config = CASES[name]
+    keys = {key: value for key, value in {**SIZES, **config}.items() if value is not ...}
+    CONFIG_MAPPING[kind](**keys, architectures=["SomeForCausalLM"]).save_pretrained(tmp_path)
+    with pytest.raises(AiakqError, match=REFUSED[name]) as caught:
+        _load(tmp_path, load_format="dummy", dtype="float32")
+    assert caught.value.id in ("model_unsupported", "architecture_unsupported")
+    assert "\n" not in caught.value.message and len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize("kind", ["t5", "emu3_text_model", "mllama_text_model"])
+def test_a_model_without_a_causal_class_is_refused_in_one_sentence(kind, tmp_path):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "model_type": kind, **sizes}))
+    with pytest.raises(AiakqError, match=f"no causal language model of the type {kind}") as caught:
+        _load(tmp_path, load_format="dummy")
+    assert caught.value.id == "model_unsupported"
 
 
 def test_remote_code_is_refused_without_the_flag(tiny_model, tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_cases import CASES, SIZES, VOCABULARY
 from torch import Tensor
 
 from aiakq import LLM, SamplingParams
@@ -22,194 +23,9 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.models import ARCHITECTURES
 from aiakq.runtime.models.decoder import Decoder
 
-VOCABULARY = 320
 LENGTHS = (1, 2, 3, 7, 16, 17, 50, 90, 60)
 #: Nats; float32 sums in another order.
 TOLERANCE = 1e-4
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": 0,
-    "eos_token_id": 1, "pad_token_id": 2,
-}  # fmt: skip
-HEADS = {"head_dim": 32}
-EXPERTS = {
-    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
-    "topk_group": 1, "moe_intermediate_size": 64, "first_k_dense_replace": 1, "n_shared_experts": 1,
-    "shared_expert_intermediate_size": 64,
-}  # fmt: skip
-LATENT = {
-    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
-    "head_dim": 16, "num_key_value_heads": 4,
-}  # fmt: skip
-GPT2 = {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 512, "n_ctx": 512, "intermediate_size": 512}
-FALCON = {"num_kv_heads": 2, "intermediate_size": 512}
-BLOOM = {"n_head": 4, "n_layer": 2, "intermediate_size": 512}
-SSM = {
-    "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 16,
-    "mamba_expand": 2,
-}  # fmt: skip
-LINEAR = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
-    "layer_types": ["linear_attention", "full_attention"],
-}  # fmt: skip
-FOUR = {"num_hidden_layers": 4}
-WINDOW = {"sliding_window": 24}
-
-
-def rope(kind: str, **values: Any) -> dict[str, Any]:
-    """Rotary scaling beyond a context of 64."""
-    return {
-        "rope_parameters": {
-            "rope_type": kind, "rope_theta": 500.0, "original_max_position_embeddings": 64, **values
-        }
-    }  # fmt: skip
-
-
-#: Name of a case -> model type and what its config has besides SIZES.
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (name, config)
-    for name, config in {
-        "afmoe": {**HEADS, **EXPERTS, **FOUR}, "apertus": HEADS, "arcee": HEADS,
-        "aria_text": {**EXPERTS, "moe_num_experts": 4}, "axk1": {**EXPERTS, **LATENT},
-        "bailing_hybrid": {**EXPERTS, **HEADS}, "bamba": {**SSM, "attn_layer_indices": [1]}, "biogpt": {},
-        "bitnet": {}, "bloom": BLOOM, "codegen": {**GPT2, "rotary_dim": 16}, "cohere": {}, "cohere2": WINDOW,
-        "cohere2_moe": {**EXPERTS, **WINDOW}, "ctrl": {"dff": 256, **GPT2}, "cwm": {**HEADS, **WINDOW},
-        "deepseek_v2": {**EXPERTS, **LATENT}, "deepseek_v3": {**EXPERTS, **LATENT}, "diffllama": {}, "doge": {},
-        "ernie4_5": HEADS,
-        "ernie4_5_moe": {
-            **HEADS, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64, "moe_num_shared_experts": 1,
-            "moe_layer_start_index": 1,
-        },
-        "exaone4": {**HEADS, **WINDOW, **FOUR}, "exaone_moe": {**HEADS, **EXPERTS, **WINDOW, **FOUR},
-        "falcon": FALCON, "falcon_h1": {**SSM, **HEADS, "mamba_d_ssm": 256}, "falcon_mamba": {},
-        "flex_olmo": EXPERTS, "gemma": HEADS, "gemma2": {**HEADS, **WINDOW},
-        "gemma3_text": {**HEADS, **WINDOW, **FOUR}, "glm": HEADS, "glm4": HEADS, "glm4_moe": {**HEADS, **EXPERTS},
-        "glm4_moe_lite": {**EXPERTS, **LATENT}, "gpt-sw3": GPT2, "gpt2": GPT2, "gpt_bigcode": GPT2,
-        "gpt_neo": {
-            "attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4, "window_size": 24,
-        },
-        "gpt_neox": {}, "gpt_neox_japanese": {}, "gpt_oss": {**HEADS, **EXPERTS, **WINDOW},
-        "gptj": {**GPT2, "rotary_dim": 16},
-        "granite": {
-            "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2,
-            "logits_scaling": 2.0,
-        },
-        "granitemoe": EXPERTS,
-        "granitemoehybrid": {
-            **EXPERTS, **SSM, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 64,
-        },
-        "granitemoeshared": {**EXPERTS, "shared_intermediate_size": 64}, "helium": HEADS, "hunyuan_v1_dense": HEADS,
-        "hunyuan_v1_moe": {
-            **HEADS, "num_experts": 4, "moe_topk": 2, "moe_intermediate_size": 64, "num_shared_expert": 1,
-        },
-        "hy_v3": {**HEADS, **EXPERTS}, "hyperclovax": {}, "internlm3": {}, "iquestcoder": {}, "jais2": HEADS,
-        "jamba": {
-            **EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
-            "use_mamba_kernels": False,
-        },
-        "jetmoe": {**EXPERTS, "kv_channels": 32}, "kimi_linear": {**EXPERTS, **LATENT},
-        "lfm2": {"layer_types": ["conv", "full_attention"]},
-        "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, "llama": {},
-        "llama4_text": {
-            **HEADS, **EXPERTS, **FOUR, "attention_chunk_size": 24, "intermediate_size_mlp": 256,
-            "interleave_moe_layer_step": 2,
-        },
-        "longcat_flash": {
-            **EXPERTS, **LATENT, "ffn_hidden_size": 256, "expert_ffn_hidden_size": 64, "zero_expert_num": 1,
-            "moe_topk": 2, "num_layers": 2,
-        },
-        "mamba": {}, "mamba2": {"num_heads": 8, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16},
-        "mellum": {**HEADS, **EXPERTS}, "minicpm3": LATENT, "minimax": {**HEADS, **EXPERTS, "block_size": 16},
-        "minimax_m2": {**HEADS, **EXPERTS, "rotary_dim": 16}, "ministral": {**HEADS, **WINDOW}, "ministral3": HEADS,
-        "mistral": WINDOW, "mixtral": EXPERTS, "mpt": {"d_model": 128, "n_heads": 4, "n_layers": 2}, "nanochat": {},
-        "nemotron": {},
-        "nemotron_h": {
-            **HEADS, **EXPERTS, "mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 1,
-            "chunk_size": 16, "hybrid_override_pattern": "M*-E", "moe_shared_expert_intermediate_size": 64,
-            **FOUR,
-        },
-        "olmo": {}, "olmo2": {}, "olmo3": {**WINDOW, **FOUR}, "olmo_hybrid": {**LINEAR}, "olmoe": EXPERTS,
-        "openai-gpt": GPT2, "opt": {"ffn_dim": 256, "word_embed_proj_dim": 128}, "persimmon": {}, "phi": {},
-        "phi3": {}, "phimoe": EXPERTS, "qwen2": {}, "qwen2_moe": EXPERTS, "qwen3": HEADS,
-        "qwen3_5_text": {**HEADS, **LINEAR, "linear_num_value_heads": 8},
-        "qwen3_5_moe_text": {**HEADS, **EXPERTS, **LINEAR, "linear_num_value_heads": 8},
-        "qwen3_moe": {**HEADS, **EXPERTS},
-        "qwen3_next": {**HEADS, **EXPERTS, **LINEAR},
-        "recurrent_gemma": {"lru_width": 128, "attention_window_size": 24, **HEADS, "num_hidden_layers": 3},
-        "rwkv": {}, "seed_oss": HEADS, "smollm3": FOUR,
-        "solar_open": {**HEADS, **EXPERTS, "first_k_dense_replace": 0}, "stablelm": {},
-        "starcoder2": {}, "vaultgemma": {**HEADS, **WINDOW},
-        "xglm": {"d_model": 128, "attention_heads": 4, "num_layers": 2, "ffn_dim": 256}, "xlstm": {}, "youtu": LATENT,
-        "dots1": {**HEADS, **EXPERTS},
-    }.items()
-} | {
-    "llama, tied": ("llama", {"tie_word_embeddings": True}),
-    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama, every head its key": ("llama", {"num_key_value_heads": 4}),
-    "llama, one key": ("llama", {"num_key_value_heads": 1}),
-    "llama, wide heads": ("llama", {"head_dim": 48}),
-    "llama, linear scaling": ("llama", rope("linear", factor=4.0)),
-    "llama, dynamic scaling": ("llama", {**rope("dynamic", factor=4.0), "max_position_embeddings": 256}),
-    "llama, llama3 scaling": ("llama", rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)),
-    "llama, yarn": ("llama", rope("yarn", factor=4.0)),
-    "llama, yarn with mscale": ("llama", rope("yarn", factor=4.0, mscale=0.7, mscale_all_dim=1.0)),
-    "llama, yarn without truncation": ("llama", rope("yarn", factor=4.0, truncate=False)),
-    "phi3, longrope": (
-        "phi3",
-        {
-            "original_max_position_embeddings": 256,
-            **rope(
-                "longrope",
-                short_factor=[1.0 + index / 16 for index in range(16)],
-                long_factor=[2.0 + index for index in range(16)],
-            ),
-        },
-    ),
-    "phi3, window": ("phi3", WINDOW),
-    "qwen2, windows in half the layers": (
-        "qwen2", {**WINDOW, **FOUR, "use_sliding_window": True, "max_window_layers": 2}
-    ),
-    "qwen2_moe, a dense layer": ("qwen2_moe", {**EXPERTS, "mlp_only_layers": [1]}),
-    "gemma2, no caps": ("gemma2", {**HEADS, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
-    "gpt2, scaled by layer": ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}),
-    "gpt_bigcode, every head its key": ("gpt_bigcode", {**GPT2, "multi_query": False}),
-    "falcon, new architecture": ("falcon", {**FALCON, "new_decoder_architecture": True, "bias": True}),
-    "falcon, in sequence": ("falcon", {**FALCON, "num_kv_heads": 4, "multi_query": False, "parallel_attn": False}),
-    "falcon, ALiBi": ("falcon", {**FALCON, "alibi": True}),
-    "stablelm, norms of heads": ("stablelm", {"qk_layernorm": True}),
-    "stablelm, parallel": ("stablelm", {"use_parallel_residual": True}),
-    "cohere, norms of heads": ("cohere", {"use_qk_norm": True}),
-    "olmo, clipped": ("olmo", {"clip_qkv": 0.5}),
-    "deepseek_v2, no query latent": ("deepseek_v2", {**EXPERTS, **LATENT, "q_lora_rank": None}),
-    "deepseek_v3, groups of experts": (
-        "deepseek_v3",
-        {**EXPERTS, **LATENT, "n_routed_experts": 8, "num_local_experts": 8, "n_group": 4, "topk_group": 2},
-    ),
-    "falcon_h1, multipliers": (
-        "falcon_h1",
-        {
-            **SSM, **HEADS, "mamba_d_ssm": 192, "mamba_d_head": 24, "mamba_n_groups": 2, "mlp_multipliers": [0.7, 1.3],
-            "ssm_multipliers": [0.8, 1.2, 0.7, 1.4, 0.6], "key_multiplier": 0.8, "embedding_multiplier": 3.0,
-            "lm_head_multiplier": 0.5, "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9,
-            "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.7, "projectors_bias": True, "attention_bias": True,
-            "mlp_bias": True, "mamba_proj_bias": True,
-        },
-    ),
-    "falcon_h1, gated norms": (
-        "falcon_h1", {**SSM, **HEADS, "mamba_d_ssm": 256, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
-    ),
-    "nemotron_h, biases": (
-        "nemotron_h",
-        {
-            **HEADS, **FOUR, "mamba_num_heads": 8, "mamba_head_dim": 24, "ssm_state_size": 16, "n_groups": 2,
-            "chunk_size": 16, "layers_block_type": ["mlp", "full_attention", "linear_attention", "mlp"],
-            "use_bias": True, "mlp_bias": True, "time_step_min": 1.2,
-        },
-    ),
-    "granitemoehybrid, no attention": (
-        "granitemoehybrid", {**EXPERTS, **SSM, "layer_types": ["mamba", "mamba"], "shared_intermediate_size": 64}
-    ),
-}  # fmt: skip
 #: Run always: one natively computed, one through transformers, one refused.
 SHARE = ("gemma2", "apertus", "rwkv")
 
@@ -250,8 +66,9 @@ def save(name: str, folder: Path, tokenizer: Any) -> None:
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     kind, config = CASES[name]
+    keys = {key: value for key, value in {**SIZES, **config}.items() if value is not ...}
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**SIZES, **config}), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**keys), dtype=torch.float32)
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if parameter.dim() == 2 or (parameter.dim() > 2 and "conv" not in path):
