@@ -24,6 +24,7 @@ from aiakq.system import cgroups
 from aiakq.system.memory import free_host_memory
 from aiakq.system.threads import available_threads
 from aiakq.system.topology import cpu_nodes, cpu_shares
+from aiakq.system.user_path import user_path
 
 #: Distributions whose versions matter; those of the first line are always installed.
 PACKAGES = (
@@ -254,7 +255,7 @@ def _caches(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _place(place: str) -> str:
-    path = Path(place).expanduser()
+    path = user_path(place)
     return f"{path} ({_gigabytes(shutil.disk_usage(path).free)} free)" if path.exists() else f"{path} (not there)"
 
 

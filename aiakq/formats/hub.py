@@ -16,6 +16,7 @@ from aiakq.formats.mistral.choice import TOKENIZERS, WEIGHTS, has_only_mistral, 
 from aiakq.formats.model_folder import FOLDED_SCALES, FOLDED_SCALES_KEY
 from aiakq.formats.shards import has_torch_files, variant_of
 from aiakq.system.network import answers
+from aiakq.system.user_path import user_path
 
 #: Files to download besides weights: config, tokenizer, templates.
 _OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", *TOKENIZERS, "*.tiktoken", "*.py"]
@@ -43,14 +44,14 @@ announce: Callable[[str], None] = _silent
 def split_quantization(name: str) -> tuple[str, str]:
     """Return a name and the quantization of a GGUF file that follows it after a colon, as in org/name:Q4_K_M."""
     base, colon, quantization = name.rpartition(":")
-    is_split = colon and _QUANTIZATION.fullmatch(quantization) and not os.path.lexists(Path(name).expanduser())
+    is_split = colon and _QUANTIZATION.fullmatch(quantization) and not os.path.lexists(user_path(name))
     return (base, quantization) if is_split else (name, "")
 
 
 def check_model_name(name: str) -> None:
     """Raise ``model_is_file`` or ``model_missing`` for what is no folder, file, URL or possible name on the hub."""
     base, quantization = split_quantization(name)
-    path = Path(base).expanduser()
+    path = user_path(base)
     if object_storage.is_url(base) and not base.partition("://")[2].strip("/"):
         raise error("model_storage", name=name, reason="it names no folder; one is like s3://bucket/folder")
     if object_storage.is_url(base) or (base.strip() and os.path.isdir(path)):
@@ -114,7 +115,7 @@ def resolve_model(
     name, quantization = split_quantization(name)
     if object_storage.is_url(name):
         return _from_object_storage(name, revision, cache, weights, ignore, quantization)
-    path = Path(name).expanduser()
+    path = user_path(name)
     if os.path.isfile(path):
         return _gguf_folder(path)
     if os.path.isdir(path):  # unlike path.is_dir, accepts names of any length
@@ -212,7 +213,7 @@ def _from_object_storage(
 def is_on_hub(name: str) -> bool:
     """Whether a valid name of a model can only be one on the hub."""
     path = split_quantization(name)[0]
-    return not object_storage.is_url(name) and not os.path.exists(Path(path).expanduser())
+    return not object_storage.is_url(name) and not os.path.exists(user_path(path))
 
 
 def hub_answers() -> bool:
@@ -227,7 +228,7 @@ def hub_answers() -> bool:
 
 def what_is_here(name: str) -> str | None:
     """Return a sentence about a name that is no folder, file or URL, with what is beside it; None for those."""
-    path = Path(split_quantization(name)[0]).expanduser()
+    path = user_path(split_quantization(name)[0])
     if object_storage.is_url(name) or os.path.isdir(path) or os.path.isfile(path):
         return None
     beside = path.parent

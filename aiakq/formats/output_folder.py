@@ -19,6 +19,7 @@ from pathlib import Path
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import PARTIAL_MARK, kept_reason
+from aiakq.system.user_path import user_path
 
 _OLD_MARK = ".aiakq-old-"
 _LOCK_SUFFIX = ".aiakq-lock"
@@ -33,7 +34,7 @@ def check_output(output: str | Path, inputs: Iterable[str | Path] = (), overwrit
     Raises ``output_is_input``, ``output_exists``, ``output_not_folder``, ``output_not_model`` and ``output_failed``.
     """
     try:
-        real = Path(os.path.realpath(Path(output).expanduser()))
+        real = Path(os.path.realpath(user_path(output)))
         real.lstat()
     except FileNotFoundError:
         pass

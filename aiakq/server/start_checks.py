@@ -14,6 +14,7 @@ from aiakq.formats.model_folder import read_file
 from aiakq.runtime.lora.adapter_config import CONFIG, MAX_CONFIG_BYTES, parse_config
 from aiakq.server.api.message_format import read_chat_template
 from aiakq.server.http.http_server import check_tls
+from aiakq.system.user_path import user_path
 
 
 def check_named_files(args: ServerArguments) -> None:
@@ -60,7 +61,7 @@ def _check_adapters(args: ServerArguments) -> None:
         if expected is not None:
             raise error("bad_option", option="--lora-modules", value=module.name, expected=expected, hint="")
         taken.add(module.name)
-        check_adapter_config(Path(module.path).expanduser())
+        check_adapter_config(user_path(module.path))
 
 
 def check_adapter_config(folder: Path) -> None:
@@ -78,6 +79,6 @@ def check_adapter_config(folder: Path) -> None:
 
 def _holds(exists: Callable[[Path], bool], path: str | Path) -> bool:
     try:
-        return exists(Path(path).expanduser())
+        return exists(user_path(path))
     except (OSError, ValueError):  # too long a path, a zero byte
         return False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import mimetypes
 import re
-from pathlib import Path
 
 from aiakq.errors import error
+from aiakq.system.user_path import user_path
 
 #: Largest file, which is that of aiakq's server.
 MAX_FILE_BYTES = 32 << 20
@@ -22,7 +22,7 @@ def image_url(source: str, name: str) -> str:
     """
     if _URL.match(source):
         return source
-    path = Path(source).expanduser()
+    path = user_path(source)
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

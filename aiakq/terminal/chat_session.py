@@ -6,7 +6,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from rich.live import Live
 from rich.table import Table
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from aiakq.arguments.chat import parse_params
 from aiakq.errors import AiakqError, error
+from aiakq.system.user_path import user_path
 from aiakq.terminal import console
 from aiakq.terminal.chat_client import Answer, ChatServer, common_tokens
 from aiakq.terminal.chat_images import image_url, message_content
@@ -193,7 +193,7 @@ class ChatSession:
             {"model": server.model, "messages": self._messages(index)} for index, server in enumerate(self.servers)
         ]
         document = {"schema_version": 1, "kind": "conversation", "params": self.params, "conversations": conversations}
-        write_json(document, Path(file).expanduser())
+        write_json(document, user_path(file))
         console.note(f"Written to {file}.")
 
     # --- answers

@@ -22,6 +22,7 @@ from aiakq.arguments.engine import ENGINE_ARGUMENTS
 from aiakq.arguments.server import ARGUMENTS
 from aiakq.errors import error
 from aiakq.records import finite
+from aiakq.system.user_path import user_path
 
 #: Sources of the native kernels and the library built from them, relative to a checkout.
 _NATIVE_SOURCES, _NATIVE = ("kernels/cpu/src", "kernels/cpu/build.py"), "kernels/cpu/_native.so"
@@ -97,7 +98,7 @@ def open_side(
     own = {**engine, **_parsed(name, settings, ARGUMENTS if serve else ENGINE_ARGUMENTS)}
     label = f"{name}: {word or 'this installation'}" + "".join(f", {setting}" for setting in settings)
     interpreter, front = sys.executable, None
-    path = None if word is None else Path(word).expanduser()
+    path = None if word is None else user_path(word)
     if word is None or path is None:
         pass
     elif path.suffix == ".whl" and path.is_file():

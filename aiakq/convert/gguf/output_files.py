@@ -16,6 +16,7 @@ from aiakq.formats.gguf.splitting import files_of, is_part, write_parts
 from aiakq.formats.gguf.writing import WrittenTensor
 from aiakq.formats.gguf_model.written import file_of
 from aiakq.formats.model_folder import PARTIAL_MARK
+from aiakq.system.user_path import user_path
 
 _SUFFIX = ".gguf"
 _EXPECTED = "the name of a file that ends with .gguf"
@@ -25,7 +26,7 @@ def checked_name(name: str, option: str = "DIR") -> Path:
     """Return the path of a new file. Raises ``bad_option`` for a name that no whole GGUF file has, without looking for
     files: programs that read one called like a part of several look for the others.
     """
-    output = Path(name).expanduser().absolute()
+    output = user_path(name).absolute()
     if output.suffix.lower() != _SUFFIX:
         raise error("bad_option", option=option, value=name, expected=_EXPECTED, hint="")
     if is_part(output.with_suffix(_SUFFIX)):

@@ -17,6 +17,7 @@ from aiakq.runtime.config.config_function import changes_by
 from aiakq.runtime.config.generation_keys import APPLIED, SAMPLING, describe, not_applied, of_model_config
 from aiakq.runtime.protocol.grammar import GrammarDefaults
 from aiakq.runtime.protocol.sampling_params import PARAMETERS
+from aiakq.system.user_path import user_path
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -136,10 +137,10 @@ def generation_config(folder: Path, args: EngineArguments, raw: Mapping[str, obj
         config = _own_generation_config(folder) or of_model_config(raw)
         if source == "vllm":
             config = {name: value for name, value in config.items() if name == "eos_token_id"}
-    elif not (Path(source).expanduser() / "generation_config.json").is_file():
+    elif not (user_path(source) / "generation_config.json").is_file():
         raise _bad("--generation-config", source, "auto, vllm or a folder with a generation_config.json")
     else:
-        config = read_config(Path(source).expanduser(), "generation_config.json")
+        config = read_config(user_path(source), "generation_config.json")
     over = args.override_generation_config or {}
     unknown = [name for name in over if name not in APPLIED]
     if unknown:

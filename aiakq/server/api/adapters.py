@@ -11,6 +11,7 @@ from aiakq.arguments.lora import parse_module
 from aiakq.arguments.server import ServerArguments
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.adapters import AdapterRef
+from aiakq.system.user_path import user_path
 
 #: Validates an adapter, given its name, its path, and the folder that must contain it, or None.
 Check = Callable[[str, str, str | None], Awaitable[AdapterRef]]
@@ -59,7 +60,7 @@ class AdapterRegistry:
         """
         self.root = args.lora_root
         for module in map(parse_module, args.lora_modules or ()):
-            path = str(Path(module.path).expanduser())
+            path = str(user_path(module.path))
             self._add(await check(module.name, path, None), module.base or names[0])
 
     async def load(

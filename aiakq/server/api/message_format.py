@@ -20,6 +20,7 @@ from aiakq.server.api.tool_parsers import TOOL_PARSERS
 from aiakq.server.api.tool_parsers.base import JsonToolParser, ToolParser
 from aiakq.server.api.tool_parsers.hermes import HermesParser
 from aiakq.system.files import IS_LFS_POINTER, LFS_POINTER, check_named, read_named_text
+from aiakq.system.user_path import user_path
 
 #: Maximum size of the file of --chat-template.
 MAX_TEMPLATE_BYTES = 4 << 20
@@ -160,7 +161,7 @@ def read_chat_template(value: str | None) -> str | None:
     if value is None or "{" in value:
         return value
     try:
-        path = Path(value).expanduser()
+        path = user_path(value)
     except RuntimeError:  # no home folder
         path = Path(value)
 

@@ -12,7 +12,6 @@ import ipaddress
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -26,6 +25,7 @@ from aiakq.server.http.listener import is_loopback
 from aiakq.server.http.responses import error_response
 from aiakq.server.http.root_path import route_path
 from aiakq.system.files import read_named_text
+from aiakq.system.user_path import user_path
 
 #: Callback for every refused request.
 OnRefusal = Callable[[Scope, AiakqError], None]
@@ -83,7 +83,7 @@ def _checked_keys(given: list[str] | None, option: str, path: str | None) -> lis
         def bad(reason: str) -> AiakqError:
             return _bad_keys(option, path, f"a readable file ({reason})")
 
-        lines = read_named_text(Path(path).expanduser(), 1 << 20, bad).splitlines()
+        lines = read_named_text(user_path(path), 1 << 20, bad).splitlines()
         file_keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not file_keys:
             raise _bad_keys(option, path, "a file with at least one key")
