@@ -77,6 +77,11 @@ SERVED: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {**HEADS, **DELTA_RULE}, "qwen3_5_moe_text": {
         **EXPERTS, **HEADS, **DELTA_RULE, "shared_expert_intermediate_size": 32,
     },
+    "olmo_hybrid": DELTA_RULE,
+    "longcat_flash": {
+        **EXPERTS, **LATENT, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "zero_expert_num": 1, "moe_topk": 2,
+        "num_layers": 2,
+    },
     "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba": {"state_size": 4, "time_step_rank": 24}, "falcon_mamba": {"state_size": 4, "time_step_rank": 24},
     "jamba": {**EXPERTS, "mamba_d_state": 4, "mamba_dt_rank": 24, "attn_layer_period": 2, "attn_layer_offset": 1},
@@ -92,13 +97,14 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
-    "recurrent_gemma": {"lru_width": 64, **HEADS}, "olmo_hybrid": DELTA_RULE,
+    "recurrent_gemma": {"lru_width": 64, **HEADS},
 }  # fmt: skip
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi, latent attention.
 SHARE = {
     ("olmoe", "awq"), ("phimoe", "awq"), ("granitemoe", "gptq"), ("glm4_moe", "smooth_quant"),
     ("gpt2", "gptq"), ("bloom", "awq"), ("deepseek_v3", "gptq"), ("falcon_h1", "weight_only_int8"),
+    ("olmo_hybrid", "weight_only_int8"),
     ("diffllama", "weight_only_int8"),
     ("mamba", "weight_only_int8"), ("mamba2", "awq"), ("recurrent_gemma", "weight_only_int8"),
 }  # fmt: skip

@@ -35,8 +35,8 @@ class Experts(SeparateExperts):
     matrices    number of [K, K] matrices that a method accumulates for every input.
     """
 
-    def __init__(self, experts: Iterable[nn.Module]) -> None:
-        super().__init__(experts)
+    def __init__(self, experts: Iterable[nn.Module], zero_experts: int = 0) -> None:
+        super().__init__(experts, zero_experts=zero_experts)
         self.everywhere: frozenset[int] = frozenset()
         self.tracing = False
         self.counts: Tensor | None = None
@@ -60,7 +60,7 @@ class Experts(SeparateExperts):
             return torch.zeros_like(hidden_states)
         if not self.tracing and not self.everywhere:
             return super().forward(hidden_states, top_k_index, top_k_weights)
-        out = torch.zeros_like(hidden_states)
+        out = self.passed(hidden_states, top_k_index, top_k_weights)
         for number, expert in enumerate(self.children()):
             if self.tracing or number in self.everywhere:
                 counts = (top_k_weights * (top_k_index == number)).sum(-1, keepdim=True)
@@ -239,7 +239,8 @@ def _meta_like(fused: FusedExperts) -> Experts:
     def linears(number: int) -> list[nn.Module]:
         return [nn.Linear(k, n, bias=False, device="meta") for _, n, k in fused.linears(number)]
 
-    return Experts(Expert(fused.module.act_fn, fused.spelling, linears(each)) for each in range(fused.shape[0]))
+    experts = (Expert(fused.module.act_fn, fused.spelling, linears(each)) for each in range(fused.shape[0]))
+    return Experts(experts, fused.zero_experts)
 
 
 def _rename(block: nn.Module, path: str, new_name: str) -> None:

@@ -72,6 +72,12 @@ class SourceModel:
         self._text_modules = (f"{self.decoder}.", *heads)
         self.blocks_name, self.blocks = find_blocks(text, self.decoder)
         self._renamed = _renamed(self.model, checkpoint)
+        #: Parameters of several tensors of the file, which are copied as they are; linears would be quantized.
+        self._joined = {
+            name: joined
+            for name, joined in TensorNames(self.model).joined(checkpoint.inventory).items()
+            if not isinstance(self.model.get_submodule(name.rpartition(".")[0]), nn.Linear)
+        }
         named = [(self.block_prefix(index), block) for index, block in enumerate(self.blocks)]
         self.experts = unfuse_experts(named, self.config.model_type)
         # transformers keeps embeddings outside the blocks under names of its own; only blocks must map one to one.
@@ -332,8 +338,11 @@ class SourceModel:
         return self._read_original(name, self.model.get_parameter(name).shape)
 
     def _read_original(self, name: str, shape: torch.Size) -> Tensor:
-        source = self.source_name(name)
-        if name in self._transposed:
+        joined = self._joined.get(name)
+        source = self.source_name(name) if joined is None else joined.parts[0]
+        if joined is not None:
+            tensor = torch.cat([self.checkpoint.tensor(part) for part in joined.parts], joined.dim)
+        elif name in self._transposed:
             tensor = self._tensor(name, source, shape[::-1]).T.contiguous()
         else:
             tensor = self._tensor(name, source, shape)

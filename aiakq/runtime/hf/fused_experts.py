@@ -67,18 +67,27 @@ class SeparateExperts(nn.Module):
     """Drop-in replacement of a fused module with one child module per expert, named 0 .. E-1.
 
     row_multiple  the rows given to an expert are padded with zeros to a multiple of this.
+    zero_experts  number of experts beyond them that return their input (LongCat-Flash).
     """
 
-    def __init__(self, experts: Iterable[nn.Module], row_multiple: int = 1) -> None:
+    def __init__(self, experts: Iterable[nn.Module], row_multiple: int = 1, zero_experts: int = 0) -> None:
         super().__init__()
         for number, expert in enumerate(experts):
             self.add_module(str(number), expert)
         self.count = len(self._modules)
         self.row_multiple = row_multiple
+        self.zero_experts = zero_experts
+
+    def passed(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the output of the experts that return their input, zeros without any; shapes as for ``forward``."""
+        if not self.zero_experts:
+            return torch.zeros_like(hidden_states)
+        is_zero = (top_k_index >= self.count) & (top_k_index < self.count + self.zero_experts)
+        return hidden_states * (top_k_weights * is_zero).sum(-1, keepdim=True).to(hidden_states.dtype)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [T, K], the selected experts [T, A] int64 and their weights [T, A] -> [T, K]."""
-        out = torch.zeros_like(hidden_states)
+        out = self.passed(hidden_states, top_k_index, top_k_weights)
         # Rows are sorted by expert, so that the counts alone tell which rows belong to which expert.
         order = torch.argsort(top_k_index.flatten(), stable=True)
         tokens, weights = order // top_k_index.shape[1], top_k_weights.flatten()[order, None]
@@ -111,6 +120,11 @@ class FusedExperts:
     def shape(self) -> tuple[int, int, int]:
         """Number of experts E, hidden size K and intermediate size F."""
         return tuple(self.module.down_proj.shape)
+
+    @property
+    def zero_experts(self) -> int:
+        """Number of experts that return their input, which have no rows in the last projection."""
+        return _zero_experts(self.module)
 
     def linears(self, number: int) -> list[tuple[str, int, int]]:
         """Return the names in checkpoints of an expert's projections, gate, up and down, with their N and K."""
@@ -154,6 +168,10 @@ def _looks_fused(module: nn.Module) -> bool:
     )
 
 
+def _zero_experts(module: Any) -> int:
+    return int(module._parameters[_first(module)].shape[0] - module.down_proj.shape[0])
+
+
 def _first(module: nn.Module) -> str:
     """Return the name of the tensor with the projections before the activation function."""
     return "gate_up_proj" if "gate_up_proj" in module._parameters else "up_proj"
@@ -162,12 +180,13 @@ def _first(module: nn.Module) -> str:
 def computes_the_same(fused: Any) -> bool:
     """Whether ``SeparateExperts`` gives the same results as this fused module, on small random weights."""
     count, hidden, inner, first = fused.down_proj.shape[0], 16, 8, _first(fused)
+    zero = _zero_experts(fused)
     parts = 2 if first == "gate_up_proj" else 1
     spelling = Spelling() if parts == 2 else Spelling(gate="")
     make = torch.Generator().manual_seed(0)
     small: Any = copy.copy(fused)
     small._parameters = {
-        first: nn.Parameter(torch.randn(count, parts * inner, hidden, generator=make), requires_grad=False),
+        first: nn.Parameter(torch.randn(count + zero, parts * inner, hidden, generator=make), requires_grad=False),
         "down_proj": nn.Parameter(torch.randn(count, hidden, inner, generator=make), requires_grad=False),
     }
     for name, value in vars(fused).items():  # some modules store their sizes for reshaping
@@ -175,14 +194,15 @@ def computes_the_same(fused: Any) -> bool:
         if size and value in fused.down_proj.shape[1:]:
             vars(small)[name] = hidden if value == fused.down_proj.shape[1] else inner
     experts = []
-    for both, down in zip(small._parameters[first], small.down_proj, strict=True):
+    for both, down in zip(small._parameters[first][:count], small.down_proj, strict=True):
         experts.append(Expert(fused.act_fn, spelling, [_linear(weight) for weight in (*both.chunk(parts), down)]))
     x = torch.randn(16, hidden, generator=make)
-    chosen = min(2, count)
-    index = torch.rand(16, count, generator=make).topk(chosen).indices
+    chosen = min(2, count + zero)
+    index = torch.rand(16, count + zero, generator=make).topk(chosen).indices
     weights = torch.rand(16, chosen, generator=make)
     with torch.no_grad(), suppress(RuntimeError, ValueError, TypeError, AttributeError, IndexError):
-        expected, actual = small(x, index, weights), SeparateExperts(experts)(x, index, weights)
+        separate = SeparateExperts(experts, zero_experts=zero)
+        expected, actual = small(x, index, weights), separate(x, index, weights)
         return isinstance(expected, Tensor) and torch.allclose(expected, actual, rtol=1e-4, atol=1e-5)
     return False
 

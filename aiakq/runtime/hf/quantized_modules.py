@@ -81,4 +81,5 @@ def _separate(fused: FusedExperts, weights: CheckpointWeights) -> SeparateExpert
         projections = [QuantizedModule(weights.linear(name, n, k), n) for name, n, k in fused.linears(number)]
         return Expert(fused.module.act_fn, fused.spelling, projections)
 
-    return SeparateExperts([expert(number) for number in range(fused.shape[0])], ROW_MULTIPLE)
+    experts = [expert(number) for number in range(fused.shape[0])]
+    return SeparateExperts(experts, ROW_MULTIPLE, fused.zero_experts)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, rename_source_key
 
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.text_names import key_mapping
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A parameter of a transformers model that a checkpoint stores as several tensors, joined along ``dim``."""
+
+    parts: tuple[str, ...]
+    dim: int
 
 
 class TensorNames:
@@ -38,6 +47,23 @@ class TensorNames:
             if name in self._state:
                 return None if merged is not None else name
         return None
+
+    def joined(self, stored: Iterable[str]) -> dict[str, Joined]:
+        """Return the parameters that are the tensors ``stored`` side by side, and nothing else, by name."""
+        found: dict[str, dict[int, str]] = {}
+        joins: dict[str, WeightConverter] = {}
+        for source in stored:
+            for rule in self._converters:
+                name, pattern = rename_source_key(source, self._renamings, [rule], self._base, self._state)
+                is_join = len(rule.operations) == 1 and isinstance(rule.operations[0], Concatenate)
+                if pattern is not None and is_join and name in self._state:
+                    found.setdefault(name, {})[rule.source_patterns.index(pattern)] = source
+                    joins[name] = rule
+        return {
+            name: Joined(tuple(parts[index] for index in sorted(parts)), joins[name].operations[0].dim)
+            for name, parts in found.items()
+            if len(parts) == len(joins[name].source_patterns)
+        }
 
     def renamed(self, stored: str) -> str:
         """Return the name of the tensor ``stored`` by the rules that do not merge it with others."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.runtime.hf.fused_experts import computes_the_same, fused_experts
+from aiakq.runtime.hf.fused_experts import SeparateExperts, computes_the_same, fused_experts
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -46,6 +46,23 @@ def test_experts_without_gates_have_two_projections() -> None:
     stored = "model.layers.1.mixer.experts.3"
     assert found.linears(3) == [(f"{stored}.up_proj", 96, 64), (f"{stored}.down_proj", 64, 96)]
     assert found.places == (("up_proj", None), ("down_proj", None)) and found.spelling.transformers_reads
+
+
+def test_experts_that_return_their_input_are_computed() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 32, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 48, "num_attention_heads": 4}
+    config = AutoConfig.for_model(
+        "longcat_flash", **sizes, num_layers=1, n_routed_experts=4, zero_expert_num=3, moe_topk=2, vocab_size=64,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    [found] = fused_experts(model, "", "longcat_flash")
+    assert found.shape == (4, 32, 48) and found.zero_experts == 3
+    experts = SeparateExperts([torch.nn.Tanh() for _ in range(4)], zero_experts=3)
+    x, index, weights = torch.randn(2, 32), torch.tensor([[1, 5], [4, 6]]), torch.tensor([[0.5, 2.0], [1.0, 3.0]])
+    expected = torch.stack([0.5 * x[0].tanh() + 2 * x[0], 4 * x[1]])
+    assert torch.allclose(experts(x, index, weights), expected)
 
 
 def test_experts_with_other_arithmetic_are_not_split() -> None:
