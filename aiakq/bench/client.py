@@ -14,6 +14,7 @@ import httpx
 
 from aiakq.bench.workload import WorkloadRequest, vocab_size
 from aiakq.errors import error
+from aiakq.system.event_stream import EventReader
 
 #: One line of the Prometheus text format: name, labels, value.
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
@@ -232,9 +233,12 @@ async def complete(client: httpx.AsyncClient, endpoint: Endpoint, request: Workl
 
 async def _events(response: httpx.Response) -> AsyncIterator[str]:
     """Yield the ``data:`` fields of a server-sent event stream."""
-    async for line in response.aiter_lines():
-        if line.startswith("data:"):
-            yield line[5:].strip()
+    reader = EventReader()
+    async for piece in response.aiter_bytes():
+        for data in reader.feed(piece):
+            yield data
+    for data in reader.feed(b"\n"):
+        yield data
 
 
 def _record_event(event: dict[str, Any], now: float, timing: Timing) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from aiakq.arguments.bench import WorkloadArguments
 from aiakq.bench.workload import NUM_PROMPTS, Workload, WorkloadRequest, known_size, read_data
 from aiakq.errors import AiakqError, error
+from aiakq.system.files import lines_of
 
 #: Tokens per block hash of a Mooncake trace.
 _MOONCAKE_BLOCK = 512
@@ -166,7 +167,7 @@ def _read_burstgpt(path: Path) -> list[dict[str, Any]]:
 def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read a Mooncake trace, whose ``timestamp`` is in milliseconds, or a trace in aiakq's format."""
     lines = []
-    for text in read_data(path).splitlines():
+    for text in lines_of(read_data(path)):
         if not text.strip():
             continue
         line = json.loads(text)

@@ -17,7 +17,7 @@ from typing import Any
 from aiakq.arguments.bench import WorkloadArguments
 from aiakq.errors import error
 from aiakq.registry import Registry
-from aiakq.system.files import read_named_text
+from aiakq.system.files import lines_of, read_named_text
 
 #: Name -> a subclass of ``Workload``.
 WORKLOADS: Registry[type[Workload]] = Registry(
@@ -179,7 +179,7 @@ def dataset_requests(
     Returns ``count`` requests in random order (None for all of them), and whether some had to be repeated. Raises
     ``usage`` if the file has no prompts, ``model_malformed`` for invalid JSON.
     """
-    lines = read_data(path).splitlines()
+    lines = lines_of(read_data(path))
     found = [_parse_line(path, number, line, output_len) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise error(

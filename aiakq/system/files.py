@@ -68,6 +68,13 @@ def read_named_text(path: Path, limit: int, bad: Bad) -> str:
         raise bad("it is not UTF-8 text") from None
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a file with a record in each. ``str.splitlines`` also splits at U+2028, U+0085 and others,
+    which JSON may have within a string.
+    """
+    return text.replace("\r\n", "\n").split("\n")
+
+
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder in the user's cache for files that can be made again."""
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aiakq"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import httpx
 
 from aiakq.errors import AiakqError, error
+from aiakq.system.event_stream import EventReader
 
 #: Seconds to wait for a connection, and for the next piece of an answer.
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
@@ -129,7 +131,7 @@ class ChatServer:
                 if response.status_code != 200:
                     response.read()
                 self._check(response)
-                for data in events(response.iter_lines()):
+                for data in events(response.iter_bytes()):
                     chunk = json.loads(data)
                     if "error" in chunk:
                         raise self._failed(_message(chunk))
@@ -162,12 +164,10 @@ class ChatServer:
         return error("server_unreachable", url=self.url, reason=reason.rstrip("."))
 
 
-def events(lines: Iterator[str]) -> Iterator[str]:
+def events(pieces: Iterable[bytes]) -> Iterator[str]:
     """Yield the data of server-sent events, up to [DONE]. Raises httpx.RemoteProtocolError if that is missing."""
-    for line in lines:
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
+    reader = EventReader()
+    for data in (data for piece in chain(pieces, [b"\n"]) for data in reader.feed(piece)):
         if data == "[DONE]":
             return
         yield data

@@ -39,6 +39,13 @@ def test_dataset_lines_of_text_and_json(tmp_path):
     assert repeated and len(again) == 7
 
 
+def test_a_line_of_json_goes_on_behind_other_separators_of_lines(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes('{"prompt": "one\u2028two\x85three"}\r\nplain\r\n'.encode())
+    requests, _ = workload.dataset_requests(path, None, 9, random.Random(0))
+    assert {request.prompt for request in requests} == {"one\u2028two\x85three", "plain"}
+
+
 @pytest.mark.parametrize(
     ("content", "id"),
     [

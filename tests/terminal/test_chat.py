@@ -241,9 +241,10 @@ def test_differences_in_words():
 
 
 def test_a_stream_without_its_end_is_noticed():
-    assert list(events(iter([": comment", "data: 1", "", "data: [DONE]", "data: 2"]))) == ["1"]
+    assert list(events([b": comment\nda", b"ta: 1\r\n\r\ndata: [DONE]", b"\ndata: 2\n"])) == ["1"]
+    assert list(events([b"data: 1\n\ndata: [DONE]"])) == ["1"]
     with pytest.raises(httpx.RemoteProtocolError):
-        list(events(iter(["data: 1"])))
+        list(events([b"data: 1"]))
 
 
 def test_a_server_that_is_killed_in_the_middle(example_model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aiakq.data.files import bad
+from aiakq.data.files import MAX_BYTES, bad, read_text
+from aiakq.data.messages import sound
 from aiakq.errors import AiakqError, error
+from aiakq.quantizers.calibration.token_ids import check_tokenized
+from aiakq.system.files import lines_of, read_named
 
 if TYPE_CHECKING:
     from aiakq.formats.checkpoint import Checkpoint
@@ -55,6 +59,10 @@ class _Row:
     text: str
     answer: str
 
+    def read(self) -> bytes:
+        """Return the file of the image. Raises ``calibration``."""
+        return read_named(self.image, MAX_BYTES, lambda reason: bad(self.where, reason, _HINT))
+
 
 def load_image_samples(options: QuantizeOptions, checkpoint: Checkpoint, vocab_size: int, count: int) -> ImageSamples:
     """Return up to ``count`` samples with an image each, chosen by the seed and the files, not by their order.
@@ -83,9 +91,10 @@ def load_image_samples(options: QuantizeOptions, checkpoint: Checkpoint, vocab_s
     for row in rows:
         prompt = _prompt(tokenizer, preprocessor.image_token, row)
         try:
-            ids, [item] = preprocessor.expanded(prompt, [row.image.read_bytes()], [row.where], row.where)
+            ids, [item] = preprocessor.expanded(prompt, [row.read()], [row.where], row.where)
         except AiakqError as problem:
             raise bad(row.where, str(problem.message).rstrip("."), _HINT) from None
+        check_tokenized([[token for token in ids if token != config.multimodal.image_token_id]], vocab_size)
         embeddings = encoder(item)[0].float().cpu()
         sample, done = torch.tensor(ids, dtype=torch.int64), 0
         for first, length in item.places:
@@ -119,6 +128,8 @@ def _checked_config(options: QuantizeOptions, checkpoint: Checkpoint) -> EngineC
         raise refuse(refusal)
     if multimodal.added_layers or multimodal.grid(1) is not None:
         raise refuse("tokens of its images have positions in three dimensions, with which blocks are not calibrated")
+    if multimodal.whole_tokens:
+        raise refuse("tokens of its images attend to each other in both directions, with which no block is calibrated")
     return config
 
 
@@ -144,11 +155,7 @@ def _rows(given: Path) -> Iterator[_Row]:
             if path.suffix.lower() in _SUFFIXES:
                 yield _Row(path.name, path, _QUESTION, "")
         return
-    try:
-        lines = given.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise bad(given.name, getattr(problem, "strerror", None) or "it is no UTF-8 text", _HINT) from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines_of(read_text(given, _HINT)), 1):
         if line.strip():
             yield _row(line, f"{given.name}, line {number}", given.parent)
 
@@ -156,7 +163,7 @@ def _rows(given: Path) -> Iterator[_Row]:
 def _row(line: str, where: str, folder: Path) -> _Row:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise bad(where, "it is no JSON", _HINT) from None
     if not isinstance(row, dict) or not isinstance(row.get("image"), str):
         raise bad(where, "it names no image", _HINT)
@@ -165,12 +172,15 @@ def _row(line: str, where: str, folder: Path) -> _Row:
     texts = [row.get("text") or _QUESTION, row.get("answer") or ""]
     if not all(isinstance(text, str) for text in texts):
         raise bad(where, "its text or answer is no text", _HINT)
-    if not (image := folder / row["image"]).is_file():
+    for text in texts:
+        sound(text, where, "its text or answer")
+    image = folder / row["image"]
+    if not os.path.isfile(image):
         raise bad(where, f"there is no file {row['image']:.200}", _HINT)
     return _Row(where, image, *texts)
 
 
 def _rank(row: _Row, seed: int) -> bytes:
     """Return the sort key of a row: pseudo-random, and independent of the order and the names of the files."""
-    content = hashlib.sha256(row.image.read_bytes()).digest()
+    content = hashlib.sha256(row.read()).digest()
     return hashlib.sha256(f"{seed} {json.dumps([row.text, row.answer])}".encode() + content).digest()

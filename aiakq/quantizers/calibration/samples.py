@@ -24,7 +24,7 @@ from aiakq.evaluation.wording import counted
 from aiakq.quantizers.calibration.image_samples import ImageSamples, load_image_samples
 from aiakq.quantizers.calibration.model_tokenizer import load_tokenizer
 from aiakq.quantizers.calibration.padding import PaddingIds, parts
-from aiakq.quantizers.calibration.token_ids import read_token_file, read_token_ids
+from aiakq.quantizers.calibration.token_ids import check_tokenized, read_token_file, read_token_ids
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.paths import TOKENS_HINT, is_path
 
@@ -154,7 +154,7 @@ def _from_texts(
     # The template writes the start of a text, and so does every window.
     again = getattr(tokenizer, "bos_token", None) or "" if start else ""
     ids = tokenize([text.removeprefix(again) for text in texts], tokenizer)
-    _check_ids(ids, vocab_size)
+    check_tokenized(ids, vocab_size)
     return _windows(_without_padding(ids, PaddingIds.of(tokenizer), title, warnings), options, start)
 
 
@@ -191,13 +191,6 @@ def _bos(tokenizer: Any) -> list[int]:
     """Return the tokens that this tokenizer puts before a text, which models expect at the start of a window."""
     ids = tokenizer("", verbose=False)["input_ids"]
     return ids[:1] if ids and ids[0] == tokenizer.bos_token_id else []
-
-
-def _check_ids(documents: list[list[int]], vocab_size: int) -> None:
-    highest = max((max(ids) for ids in documents if ids), default=0)
-    if highest >= vocab_size:
-        reason = f"the tokenizer made the id {highest}, outside 0..{vocab_size - 1}"
-        raise bad("text", reason, "The tokenizer does not belong to this model.")
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from aiakq.quantizers.calibration import padding as paddings
 from aiakq.quantizers.calibration.padding import LABELS, LENGTHS, LOSS_MASKS, PaddingIds
 from aiakq.quantizers.paths import TOKENS_HINT
 
-__all__ = ["PaddingIds", "TokenFile", "read_token_file", "read_token_ids"]
+__all__ = ["PaddingIds", "TokenFile", "check_tokenized", "read_token_file", "read_token_ids"]
 
 _SPLIT = re.compile(r"[,;\s]+")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][+-]?[0-9]{1,2})?")
@@ -423,3 +423,11 @@ def _without_padding(
     if lost > len(ids) - (end - begin) and padding.pad is not None:
         found.padding_ids.add(padding.pad)
     return kept
+
+
+def check_tokenized(documents: list[list[int]], vocab_size: int) -> None:
+    """Raise ``calibration`` if a tokenizer made ids that the model has no embeddings for."""
+    highest = max((max(ids) for ids in documents if ids), default=0)
+    if highest >= vocab_size:
+        reason = f"the tokenizer made the id {highest}, outside 0..{vocab_size - 1}"
+        raise bad("text", reason, "The tokenizer does not belong to this model.")

@@ -140,6 +140,8 @@ def test_models_whose_images_are_not_computed_are_refused(
         quantize(tiny_model("LlamaForCausalLM"), tmp_path / "out", "gptq", **given)
     with pytest.raises(AiakqError, match="positions in three dimensions"):
         quantize(seeing("qwen2_vl"), tmp_path / "out", "gptq", **given)
+    with pytest.raises(AiakqError, match="attend to each other in both directions"):
+        quantize(seeing("gemma3"), tmp_path / "out", "gptq", **given)
     with pytest.raises(AiakqError, match="--tune"):
         quantize(seeing("llava"), tmp_path / "out", "gptq", tune="4steps", **given)
 
@@ -153,6 +155,8 @@ def test_models_whose_images_are_not_computed_are_refused(
         ('{"image": "0.png", "label": 1}', "line 2.* it has 'label'"),
         ('{"image": "0.png", "text": 1}', "line 2.* is no text"),
         ('{"image": "notes.txt"}', "line 2.* no image in one of the formats"),
+        (json.dumps({"image": "long" * 100}), "line 2.* there is no file long"),
+        (r'{"image": "0.png", "text": "\ud800"}', "line 2.* half a character"),
     ],
 )
 def test_unusable_data_is_refused_with_its_line(line: str, reason: str, seeing: Any, pictures: Path) -> None:
@@ -163,4 +167,23 @@ def test_unusable_data_is_refused_with_its_line(line: str, reason: str, seeing: 
 
 def test_an_empty_folder_is_refused(seeing: Any, tmp_path: Path) -> None:
     with pytest.raises(AiakqError, match="it holds no image"):
+        loaded(seeing("llava"), tmp_path)
+
+
+def test_json_lines_may_have_a_byte_order_mark_and_line_separators(seeing: Any, pictures: Path) -> None:
+    row = json.dumps({"image": "0.png", "text": "one\u2028two\x85three"}, ensure_ascii=False)
+    (pictures / "separators.jsonl").write_text(f"{row}\r\n\n{row}\n", encoding="utf-8-sig")
+    assert len(loaded(seeing("llava"), pictures / "separators.jsonl").samples) == 2
+
+
+def test_tokens_without_embeddings_are_refused_and_not_taken_for_images(seeing: Any, pictures: Path) -> None:
+    folder = seeing("llava")
+    options = QuantizeOptions(str(folder), "out", "gptq", calibration_images=str(pictures), device="cpu")
+    with pytest.raises(AiakqError, match=r"the tokenizer made the id \d+, outside 0\.\.19"):
+        load_image_samples(options, Checkpoint.open(folder), 20, 1)
+
+
+def test_what_has_the_name_of_an_image_and_cannot_be_read_is_refused(seeing: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(AiakqError, match=r"a\.png.*"):
         loaded(seeing("llava"), tmp_path)
