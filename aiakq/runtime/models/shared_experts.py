@@ -15,6 +15,9 @@ from aiakq.runtime.models.decoder import MLP, Weights
 from aiakq.runtime.models.mixture import Mixture, size
 from aiakq.runtime.models.qwen2_moe import gated
 
+#: Added to the sum of a token's weights, which is smaller where the scores of all its experts are below -46.
+_EPSILON = 1e-20
+
 
 class SharedExpertsBuilder(DecoderBuilder):
     """Layers with experts from ``first_k_dense_replace`` on, routed as in DeepSeek-V3 (arXiv:2412.19437).
@@ -60,6 +63,7 @@ class SharedExpertsBuilder(DecoderBuilder):
             sigmoid=self.ops.activation("sigmoid"),
             correction=self.weights.tensor(correction, count, dtype=torch.float32),
             groups=groups,
+            epsilon=_EPSILON,
         )
 
     @property

@@ -44,6 +44,29 @@ def test_fused_files_give_the_same_logits(family: str, tiny_model: Callable[...,
     assert torch.equal(logits(source), logits(fused))
 
 
+@pytest.mark.parametrize(
+    "family",
+    [f"{name}ForCausalLM" for name in ("DeepseekV3", "Glm4Moe", "Glm4MoeLite", "Dots1", "SolarOpen", "NemotronH")],
+)
+def test_weights_of_experts_with_scores_near_zero_are_those_of_transformers(
+    family: str, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A bias selects experts whose scores are sigmoids of -100 and less for some tokens."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(family, num_experts_per_tok=1), dtype=torch.float32)
+    for name, tensor in model.state_dict().items():
+        if name.endswith("gate.weight"):
+            tensor *= 60
+        elif name.endswith("e_score_correction_bias"):
+            tensor[:] = torch.arange(len(tensor)) * 10.0
+    model.save_pretrained(tmp_path)
+    ids = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        expected = model.eval()(ids).logits
+    torch.testing.assert_close(logits(tmp_path).cpu(), expected, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("name, value", [("num_experts_per_tok", 9), ("num_local_experts", "many")])
 def test_impossible_numbers_are_refused(
     name: str, value: object, tiny_model: Callable[..., Path], tmp_path: Path
