@@ -49,13 +49,16 @@ class SelectiveScanProblem:
 
 @dataclass(frozen=True)
 class GatedNormProblem:
-    """RMS norm over each group of ``group`` columns of [M, size], times silu(gate); see ops/gated_norm.py."""
+    """RMS norm over each group of ``group`` columns of [M, size], times silu(gate), or times the gate's sigmoid if
+    ``sigmoid``; see ops/gated_norm.py.
+    """
 
     size: int
     group: int
     gate_first: bool
     dtype: torch.dtype
     device: str
+    sigmoid: bool = False
 
 
 @dataclass(eq=False)
@@ -86,11 +89,13 @@ class ConvolutionSpec:
 class RecurrenceSpec:
     """A linear recurrence of H heads, each with a state S [key_dim, value_dim]; see ops/recurrence.py.
 
-    kind           ``state_space`` (Mamba 2; Dao and Gu 2024, arXiv:2405.21060) or ``delta_rule`` (the gated delta rule;
-                   Yang et al. 2024, arXiv:2412.06464).
+    kind           ``state_space`` (Mamba 2; Dao and Gu 2024, arXiv:2405.21060), ``delta_rule`` (the gated delta rule;
+                   Yang et al. 2024, arXiv:2412.06464) or ``channel_delta_rule`` (the same with a step for each element
+                   of a key: Kimi Delta Attention; Kimi Team 2025, arXiv:2510.26692).
     num_key_heads  number of key and query heads, each shared by H / num_key_heads adjacent heads.
     a_log          [H] float32: a state decays by e^(-e^a_log * step) per token.
-    step_bias      [H] float32, added to the input of the softplus that gives the step.
+    step_bias      [H] float32, added to the input of the softplus that gives the step; for ``channel_delta_rule``
+                   [H * key_dim].
     step_limits    range to which a step is clamped.
     skip           [H] float32, factor of the values added to the output (``state_space``), or None.
     strength       1, or the maximum of b in the delta rule: with 2, the state may have negative eigenvalues (Grazzi et
@@ -112,6 +117,22 @@ class RecurrenceSpec:
     def state_shape(self) -> tuple[int, int, int]:
         """Shape of its state."""
         return self.num_heads, self.key_dim, self.value_dim
+
+    @property
+    def is_delta_rule(self) -> bool:
+        """Whether it is one of the delta rules."""
+        return self.kind != "state_space"
+
+    @property
+    def has_channel_steps(self) -> bool:
+        """Whether every element of a key has a step, and so every row of a state a decay."""
+        return self.kind == "channel_delta_rule"
+
+    @property
+    def gates_width(self) -> int:
+        """Number of columns of the gates: the inputs of b, if it is a delta rule, then those of the steps."""
+        steps = self.num_heads * (self.key_dim if self.has_channel_steps else 1)
+        return steps + self.num_heads if self.is_delta_rule else steps
 
     @property
     def width(self) -> int:

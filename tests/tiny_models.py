@@ -433,6 +433,25 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "minimax_m2",
         {**_LLAMA_LIKE, "head_dim": 48, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16},
     ),
+    "MiniMaxForCausalLM": (
+        "minimax",
+        {
+            **_LLAMA_LIKE, "num_hidden_layers": 3, "head_dim": 48, "num_local_experts": 6, "num_experts_per_tok": 2,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"], "block_size": 16,
+            "full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.7, "linear_attn_alpha_factor": 1.3,
+            "linear_attn_beta_factor": 0.8, "mlp_alpha_factor": 1.2, "mlp_beta_factor": 0.9,
+        },
+    ),
+    "KimiLinearForCausalLM": (
+        "kimi_linear",
+        {
+            **{name: each for name, each in {**_LLAMA_LIKE, **_LATENT, **_PAD}.items()
+               if name not in ("first_k_dense_replace", "n_routed_experts")},
+            "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"], "num_local_experts": 8, "q_lora_rank": None,
+            "linear_num_heads": 3, "linear_head_dim": 32,
+        },
+    ),
     # The family that the example plugin adds (tests/plugins).
     "ArceeForCausalLM": ("arcee", {**_LLAMA_LIKE, "tie_word_embeddings": False}),
     "GPTNeoXForCausalLM": (

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-#: Tensors that files may contain but models compute themselves: rotary frequencies, and, with four dimensions, masks.
+#: Tensors that files may contain but models compute themselves: rotary frequencies, the decays of lightning attention,
+#: and, with four dimensions, masks.
 _COMPUTED = re.compile(
-    r"(.*\.)?(((maybe_)?rotary(_emb)?\.(inv_freq|(cos|sin)_cached))|(attention|attn)\.masked_bias|decoder\.version)"
+    r"(.*\.)?(((maybe_)?rotary(_emb)?\.(inv_freq|(cos|sin)_cached))|(attention|attn)\.masked_bias|decoder\.version"
+    r"|self_attn\.(slope_rate|(query|key|diagonal)_decay))"
 )
 _MASKS = (".attention.bias", ".attn.bias", ".attn.causal_mask")
 _NUMBERS = r"(global_|rcp_)?(scales?|scale_inv|scaling_factor|zero_points?|zeros|offset|a?max)"

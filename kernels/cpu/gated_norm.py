@@ -25,6 +25,7 @@ class NativeGatedNorm:
         self.weight = weight.float().contiguous()
         self.op = op = library.new_op("gated_norm")
         op.d, op.group, op.gate_first, op.epsilon = problem.size, problem.group, problem.gate_first, epsilon
+        op.sigmoid = problem.sigmoid
         op.weight = library.address(self.weight)
         self.ops = library.OpList(op)
 

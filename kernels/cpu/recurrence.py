@@ -13,7 +13,7 @@ from aiakq.kernels.types import AttentionContext
 
 #: The same value as in src/ops.def.
 MAX_KEY_SIZE = 256
-_KINDS = {"state_space": 0, "delta_rule": 1}
+_KINDS = {"state_space": 0, "delta_rule": 1, "channel_delta_rule": 2}
 
 
 def supports(problem: RecurrenceProblem) -> str | None:
@@ -33,7 +33,7 @@ class NativeRecurrence:
         self._kept = [-spec.a_log.float().exp(), spec.step_bias.float().contiguous()]
         self._kept += [] if spec.skip is None else [spec.skip.float().contiguous()]
         self._width, self._state_shape = spec.width, spec.state_shape
-        self._gates = spec.num_heads * (2 if spec.kind == "delta_rule" else 1)
+        self._gates = spec.gates_width
         self.op = op = library.new_op("recurrence")
         op.recurrence = _KINDS[spec.kind]
         op.heads, op.key_heads = spec.num_heads, spec.num_key_heads
@@ -45,7 +45,7 @@ class NativeRecurrence:
         self.ops = library.OpList(op)
 
     def __call__(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext) -> Tensor:
-        """x [T, width] and gates [T, H or 2 H] of the same dtype -> [T, H * value_dim]."""
+        """x [T, width] and gates [T, gates_width] of the same dtype -> [T, H * value_dim]."""
         op, tables = self.op, step_tables(context)
         check_rows(x, self._width)
         check_rows(gates, self._gates)

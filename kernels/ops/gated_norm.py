@@ -1,6 +1,6 @@
 """Grouped RMS norm with a gate: interface, torch reference and implementations.
 
-Applied after the recurrence in Mamba 2 and Qwen3-Next.
+Applied after the recurrence in Mamba 2, Qwen3-Next and MiniMax.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from aiakq.kernels.selection import Implementations
 
 
 class GatedNorm(Protocol):
-    """norm(x) * weight * silu(gate), or norm(x * silu(gate)) * weight if ``gate_first``; in float32, rounded once."""
+    """norm(x) * weight * silu(gate), or norm(x * silu(gate)) * weight if ``gate_first``; in float32, rounded once.
+
+    If ``sigmoid``, the factor is sigmoid(gate) instead of silu(gate).
+    """
 
     def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
         """x [M, D] and gate [M, D] -> [M, D] of x's dtype."""
@@ -27,12 +30,12 @@ class TorchGatedNorm:
 
     def __init__(self, weight: Tensor, epsilon: float, problem: GatedNormProblem) -> None:
         self.weight, self.epsilon = weight.float(), epsilon
-        self.group, self.gate_first = problem.group, problem.gate_first
+        self.group, self.gate_first, self.sigmoid = problem.group, problem.gate_first, problem.sigmoid
 
     def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
         """x [M, D] and gate [M, D] -> [M, D]; see GatedNorm."""
-        factor = gate.float()
-        factor = factor * sigmoid(factor)
+        wide = gate.float()
+        factor = sigmoid(wide) if self.sigmoid else wide * sigmoid(wide)
         values = x.float() * factor if self.gate_first else x.float()
         groups = values.unflatten(-1, (-1, self.group))
         normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.epsilon)).flatten(-2) * self.weight

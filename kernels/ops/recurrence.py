@@ -7,7 +7,8 @@ clamped to its limits, and a state S [key_dim, value_dim],
     delta_rule     S = S e^(-e^a_log d);  S = S + k (b (v - S^T k))^T    y = S^T q
 
 where the delta rule first normalizes q and k to unit length and divides q by sqrt(key_dim), and b is ``strength`` times
-the sigmoid of one input per head and token. Everything is computed in float32, on a CPU token by token, so that a
+the sigmoid of one input per head and token. In ``channel_delta_rule`` every element of a key has a step d, by which the
+row of S that belongs to it decays. Everything is computed in float32, on a CPU token by token, so that a
 token's result is bit-identical whether it was computed in a whole prompt, in a chunk, or beside other sequences. A GPU
 computes prompts in chunks (kernels/triton/recurrence.py): results depend on where chunks begin, by less than rounding
 to 16 bits.
@@ -37,7 +38,8 @@ class Recurrence(Protocol):
         [rows, H, key_dim, value_dim] float32 as specified by ``context.states``.
 
         x      values, keys and queries (``state_space``), or queries, keys and values (``delta_rule``), concatenated.
-        gates  [T, H], inputs of the steps; for the delta rule [T, 2 H]: inputs of b, then of the steps.
+        gates  [T, H], inputs of the steps; for the delta rule [T, 2 H]: inputs of b, then of the steps, or if
+               these are of key elements [T, H + H * key_dim].
         """
 
 
@@ -51,10 +53,10 @@ class TorchRecurrence:
         self.skip = None if spec.skip is None else spec.skip.float().unsqueeze(-1)
 
     def __call__(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext) -> Tensor:
-        """x [T, width] and gates [T, H or 2 H] -> [T, H * value_dim]; see Recurrence."""
+        """x [T, width] and gates [T, gates_width] -> [T, H * value_dim]; see Recurrence."""
         assert context.states is not None
         out = torch.zeros(len(x), self.spec.num_heads * self.spec.value_dim, dtype=x.dtype, device=x.device)
-        step = self._state_space if self.spec.kind == "state_space" else self._delta_rule
+        step = self._delta_rule if self.spec.is_delta_rule else self._state_space
         starts = context.query_start_list
         for s, (source, saves) in enumerate(zip(context.states.sources, context.states.saves, strict=True)):
             state = states[source]
@@ -85,9 +87,9 @@ class TorchRecurrence:
         keys = spec.num_key_heads * spec.key_dim
         q, k, v = x.split([keys, keys, spec.num_heads * spec.value_dim])
         q, k, v = self._by_head(_unit(q, spec)), self._by_head(_unit(k, spec)), v.view(spec.num_heads, -1)
-        b, a = gates.chunk(2)
-        step = F.softplus(a + self.step_bias).clamp(*spec.step_limits)
-        state = state * torch.exp(self.rate * step).view(-1, 1, 1)
+        b, a = gates.tensor_split([spec.num_heads])
+        step = F.softplus(a + self.step_bias).clamp(*spec.step_limits).view(spec.num_heads, -1)
+        state = state * torch.exp(self.rate.unsqueeze(-1) * step).unsqueeze(-1)
         seen = (state * k.unsqueeze(-1)).sum(-2)
         change = (spec.strength * torch.sigmoid(b)).unsqueeze(-1) * (v - seen)
         state = state + k.unsqueeze(-1) * change.unsqueeze(-2)

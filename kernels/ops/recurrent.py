@@ -50,7 +50,11 @@ class RecurrentOps:
         problem = spec.problem(self.dtype, self.device_type)
         return self._bind(selective_scan.IMPLEMENTATIONS, problem).prepare(spec, problem)
 
-    def gated_norm(self, weight: Tensor, group: int, epsilon: float, *, gate_first: bool) -> GatedNorm:
-        """Bind an RMS norm over groups of ``group`` columns with ``weight`` [D] and a silu gate before or after it."""
-        problem = GatedNormProblem(weight.shape[0], group, gate_first, self.dtype, self.device_type)
+    def gated_norm(
+        self, weight: Tensor, group: int, epsilon: float, *, gate_first: bool, sigmoid: bool = False
+    ) -> GatedNorm:
+        """Bind an RMS norm over groups of ``group`` columns with ``weight`` [D] and a gate before or after it: silu, or
+        ``sigmoid``.
+        """
+        problem = GatedNormProblem(weight.shape[0], group, gate_first, self.dtype, self.device_type, sigmoid)
         return self._bind(gated_norm.IMPLEMENTATIONS, problem).prepare(weight, epsilon, problem)

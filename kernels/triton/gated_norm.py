@@ -26,7 +26,7 @@ class TritonGatedNorm:
     def __init__(self, weight: Tensor, epsilon: float, problem: GatedNormProblem) -> None:
         assert problem.size % problem.group == 0, "whole groups"
         self.weight, self.epsilon = weight.float().contiguous(), epsilon
-        self.group, self.gate_first = problem.group, problem.gate_first
+        self.group, self.gate_first, self.sigmoid = problem.group, problem.gate_first, problem.sigmoid
 
     def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
         """x and gate [M, D], whose rows may be strided -> [M, D]; see GatedNorm."""
@@ -38,6 +38,7 @@ class TritonGatedNorm:
         if m:
             gated_norm_kernel[(m, d // self.group)](
                 x, gate, self.weight, y, x.stride(0), gate.stride(0), y.stride(0), self.epsilon,
-                GROUP=self.group, BLOCK=block, GATE_FIRST=self.gate_first, num_warps=warps_for(block),
+                GROUP=self.group, BLOCK=block, GATE_FIRST=self.gate_first, SIGMOID=self.sigmoid,
+                num_warps=warps_for(block),
             )  # fmt: skip
         return y

@@ -19,15 +19,18 @@ def gated_norm_kernel(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     GATE_FIRST: tl.constexpr,
+    SIGMOID: tl.constexpr = False,
 ):
-    """norm(x) * weight * silu(gate), or norm(x * silu(gate)) * weight if GATE_FIRST. One group of a row per program."""
+    """norm(x) * weight * silu(gate), or norm(x * silu(gate)) * weight if GATE_FIRST; sigmoid for silu if SIGMOID. One
+    group of a row per program.
+    """
     row = tl.program_id(0).to(tl.int64)
     inside = tl.arange(0, BLOCK)
     mask = inside < GROUP
     at = tl.program_id(1) * GROUP + inside
     x = tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask, other=0.0).to(tl.float32)
-    factor = gate / (1.0 + tl.exp(-gate))
+    factor = (1.0 if SIGMOID else gate) / (1.0 + tl.exp(-gate))
     if GATE_FIRST:
         x *= factor
     y = x * tl.rsqrt(tl.sum(x * x, 0) / GROUP + epsilon) * tl.load(weight_ptr + at, mask=mask, other=0.0)

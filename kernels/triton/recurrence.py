@@ -85,16 +85,16 @@ def chunk_constants(spec: RecurrenceSpec, config: ChunkConfig) -> dict[str, obje
         "WIDTH": power_of_two(spec.key_dim),
         "DV": spec.value_dim,
         "CHUNK": config.tokens,
-        "DELTA": spec.kind == "delta_rule",
+        "DELTA": spec.is_delta_rule,
     }
 
 
 class TritonRecurrence:
     """Triton recurrence; the interface is Recurrence in ops/recurrence.py.
 
-    Sequences of at least FEWEST tokens are computed in chunks, which begin at their first token of the
-    step and behind every token whose state is saved. Sums of a chunk are added in another order than token by token, so
-    these results depend, by rounding errors of 2^-16, on where chunks begin.
+    Sequences of at least FEWEST tokens are computed in chunks, which begin at their first token of the step and behind
+    every token whose state is saved, unless every element of a key has a step. Sums of a chunk are added in another
+    order than token by token, so these results depend, by rounding errors of 2^-16, on where chunks begin.
     """
 
     def __init__(self, spec: RecurrenceSpec, config: ChunkConfig | None = None) -> None:
@@ -105,14 +105,14 @@ class TritonRecurrence:
         self.skip = None if spec.skip is None else spec.skip.float().contiguous()
 
     def __call__(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext) -> Tensor:
-        """x [T, width] and gates [T, H or 2 H], whose rows may be strided -> [T, H * value_dim]."""
+        """x [T, width] and gates [T, gates_width], whose rows may be strided -> [T, H * value_dim]."""
         spec, tables = self.spec, state_tables(context, x.device)
         assert states.shape[1:] == spec.state_shape and states.is_contiguous(), "the states of this layer"
         y = torch.empty(len(x), spec.num_heads * spec.value_dim, dtype=x.dtype, device=x.device)
         y[context.query_start_list[-1] :] = 0
         starts = context.query_start_list
         long = sum(end - start >= FEWEST for start, end in itertools.pairwise(starts[: len(tables.sources) + 1]))
-        if x.itemsize > 2 or spec.key_dim > MAX_CHUNKED_KEY_SIZE:
+        if x.itemsize > 2 or spec.key_dim > MAX_CHUNKED_KEY_SIZE or spec.has_channel_steps:
             long = 0
         if long:
             self._in_chunks(x, gates, states, context, y)
@@ -133,8 +133,8 @@ class TritonRecurrence:
             tables.sources, context.query_start, tables.firsts, tables.saves, y, x.stride(0), gates.stride(0), most,
             *spec.step_limits, spec.key_dim**-0.5, EPSILON,
             H=spec.num_heads, HK=spec.num_key_heads, DK=spec.key_dim, WIDTH=block_for(spec.key_dim), DV=spec.value_dim,
-            BLOCK=block, DELTA=spec.kind == "delta_rule", SKIP=self.skip is not None, STRENGTH=spec.strength,
-            num_warps=1,
+            BLOCK=block, DELTA=spec.is_delta_rule, SKIP=self.skip is not None, STRENGTH=spec.strength,
+            CHANNELS=spec.has_channel_steps, num_warps=1,
         )  # fmt: skip
 
     def _in_chunks(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext, y: Tensor) -> None:

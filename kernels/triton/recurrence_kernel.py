@@ -24,10 +24,15 @@ def softplus(x):
 @triton.jit
 def _advance(
     state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA: tl.constexpr, SKIP: tl.constexpr,
-    STRENGTH: tl.constexpr,
+    STRENGTH: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Return the state [WIDTH, BLOCK] after a token and the output of its query [WIDTH]; ``mix`` is the input of b."""
-    state *= tl.exp(rate * step)
+    """Return the state [WIDTH, BLOCK] after a token and the output of its query [WIDTH]; ``mix`` is the input of b,
+    ``step`` a number, or if CHANNELS [WIDTH].
+    """
+    if CHANNELS:
+        state *= tl.exp(rate * step)[:, None]
+    else:
+        state *= tl.exp(rate * step)
     if DELTA:
         query *= tl.rsqrt(tl.sum(query * query, 0) + epsilon) * factor
         key *= tl.rsqrt(tl.sum(key * key, 0) + epsilon)
@@ -55,9 +60,9 @@ def places(
 @triton.jit(do_not_specialize=["most"])
 def recurrence_kernel(
     x_ptr,  # [T, width]: queries, keys and values if DELTA, else values, keys and queries
-    gates_ptr,  # [T, H], or if DELTA [T, 2 H]
+    gates_ptr,  # [T, H], or if DELTA [T, 2 H], or if CHANNELS [T, H + H * DK]
     rate_ptr,  # [H] float32
-    bias_ptr,  # [H] float32
+    bias_ptr,  # [H] float32, or if CHANNELS [H * DK]
     skip_ptr,  # [H] float32
     states_ptr,  # [rows, H, DK, DV] float32
     sources_ptr,  # this, firsts_ptr and saves_ptr: see StateTables
@@ -71,6 +76,7 @@ def recurrence_kernel(
     factor,  # of the delta rule's queries
     epsilon, H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr,
     BLOCK: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr, STRENGTH: tl.constexpr = 1.0,
+    CHANNELS: tl.constexpr = False,
 ):  # fmt: skip
     """All tokens of a sequence, BLOCK columns of one head."""
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -85,7 +91,11 @@ def recurrence_kernel(
         return
     source = tl.load(sources_ptr + sequence).to(tl.int64)
     state = tl.load(states_ptr + (source * H + head) * (DK * DV) + inside, mask=mask, other=0.0)
-    rate, bias = tl.load(rate_ptr + head), tl.load(bias_ptr + head)
+    rate = tl.load(rate_ptr + head)
+    if CHANNELS:
+        bias = tl.load(bias_ptr + head * DK + k, mask=key_there, other=0.0)
+    else:
+        bias = tl.load(bias_ptr + head)
     skip = tl.load(skip_ptr + head) if SKIP else 0.0
     value_at = head * DV + v
     x_ptr += start * x_stride
@@ -106,10 +116,16 @@ def recurrence_kernel(
             key = tl.load(key_ptr + line * x_stride, mask=key_there, other=0.0).to(tl.float32)
             value = tl.load(value_ptr + line * x_stride, mask=value_there, other=0.0).to(tl.float32)
             gates_row = gates_ptr + line * gates_stride
-            step = softplus(tl.load(gates_row + H if DELTA else gates_row).to(tl.float32) + bias)
+            if CHANNELS:
+                step = tl.load(gates_row + (H + head * (DK - 1)) + k, mask=key_there, other=0.0)
+            else:
+                step = tl.load(gates_row + H if DELTA else gates_row)
+            step = softplus(step.to(tl.float32) + bias)
             step = tl.minimum(tl.maximum(step, low), high)
             mix = tl.load(gates_row).to(tl.float32) if DELTA else 0.0
-            state, y = _advance(state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA, SKIP, STRENGTH)
+            state, y = _advance(
+                state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA, SKIP, STRENGTH, CHANNELS
+            )
             tl.store(y_ptr + line * (H * DV), y.to(y_ptr.dtype.element_ty), mask=value_there)
         row = tl.load(saves_ptr + 3 * number + 2, mask=keeps, other=0).to(tl.int64)
         tl.store(states_ptr + (row * H + head) * (DK * DV) + inside, state, mask=mask & keeps)

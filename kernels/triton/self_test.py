@@ -237,13 +237,14 @@ def _convolution(device: torch.device) -> float:
 
 
 def _recurrence(device: torch.device) -> float:
-    """Check both kinds of recurrence, token by token and in chunks, of which one saves a state within."""
+    """Check all kinds of recurrence, token by token and in chunks, of which one saves a state within."""
     worst = 0.0
-    for kind, gates in (("state_space", 4), ("delta_rule", 8)):
-        a_log, bias, skip = torch.randn(3, 4, device=device)
+    for kind, steps in (("state_space", 4), ("delta_rule", 4), ("channel_delta_rule", 4 * 64)):
+        a_log, skip, bias = *torch.randn(2, 4, device=device), torch.randn(steps, device=device)
         spec = RecurrenceSpec(kind, 4, 2, 64, 48, a_log - 2, bias - 2, skip=skip if kind == "state_space" else None)
-        for tokens, dtype in ((20, torch.float16), (75, torch.float16), (75, torch.bfloat16)):
-            rows = [torch.randn(1 + tokens, n, device=device, dtype=dtype) for n in (spec.width, gates)]
+        cases = (20, torch.float16), (75, torch.float16), (75, torch.bfloat16)
+        for tokens, dtype in cases[:1] if spec.has_channel_steps else cases:
+            rows = [torch.randn(1 + tokens, n, device=device, dtype=dtype) for n in (spec.width, spec.gates_width)]
             worst = max(worst, _with_states("recurrence", spec, tuple(rows), {}))
     return worst
 
@@ -277,14 +278,14 @@ def _with_states(
 
 
 def _gated_norm(device: torch.device) -> float:
-    """Check grouped RMS norms, with the gate before and after."""
+    """Check grouped RMS norms, with the gate before and after, and with a sigmoid."""
     x, gate = (torch.randn(5, 300, device=device, dtype=torch.float16) for _ in range(2))
     weight, worst = torch.rand(300, device=device, dtype=torch.float16), 0.0
-    for first in (False, True):
+    for first, sigmoid in ((False, False), (True, False), (False, True)):
         ours, theirs = (
             REGISTRIES["gated_norm"]
             .load(name)
-            .prepare(weight, 1e-5, GatedNormProblem(300, 100, first, dtype, device.type))
+            .prepare(weight, 1e-5, GatedNormProblem(300, 100, first, dtype, device.type, sigmoid))
             for name, dtype in (("triton", torch.float16), ("torch", torch.float32))
         )
         worst = max(worst, relative_error(ours(x, gate), theirs(x.float(), gate.float())))

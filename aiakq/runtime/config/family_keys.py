@@ -59,6 +59,8 @@ LLAMA: dict[str, object] = {
 ATTENTION_BIAS: dict[str, Any] = {"attention_bias": False}
 #: The kinds of layers of families whose other layers have a state.
 RECURRENT = frozenset({"linear_attention"})
+#: Keys of the object with the sizes of Kimi Linear's delta rule, and the numbers of its layers, counted from 1.
+KIMI_LINEAR_ATTENTION = frozenset({"num_heads", "head_dim", "short_conv_kernel_size", "kda_layers", "full_attn_layers"})
 WINDOW: dict[str, Any] = {"sliding_window": 4096, "layer_types": None}
 #: Qwen's windows, which are off unless use_sliding_window is on.
 QWEN_WINDOW: dict[str, Any] = {

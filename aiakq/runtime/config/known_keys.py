@@ -19,7 +19,7 @@ from aiakq.formats.config_values import COUNT, OBJECT, SWITCH, malformed, read_v
 from aiakq.formats.quantization_config import CONFIG_KEYS, MLX_KEY
 from aiakq.runtime.config.encoder_families import ENCODER_FAMILIES, ENCODER_TYPES, encoder_config, encoder_of
 from aiakq.runtime.config.families import FAMILIES
-from aiakq.runtime.config.family_keys import REQUIRED, Family
+from aiakq.runtime.config.family_keys import KIMI_LINEAR_ATTENTION, REQUIRED, Family
 
 #: Architecture -> model_type, where they differ by more than spelling.
 _MODEL_TYPES = {
@@ -48,6 +48,7 @@ _MODEL_TYPES = {
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "SolarOpenForCausalLM": "solar_open",
     "MiniMaxM2ForCausalLM": "minimax_m2",
+    "KimiLinearForCausalLM": "kimi_linear",
 }
 #: Read for every family: what it is, its weights, and lengths that only limit the context.
 _ALWAYS = frozenset(
@@ -103,6 +104,7 @@ _NESTED: Mapping[str, frozenset[str]] = {
     "rope_parameters": ROTARY_PARAMETERS,
     "rope_scaling": ROTARY_PARAMETERS,
     "attn_config": _MPT_ATTENTION,
+    "linear_attn_config": KIMI_LINEAR_ATTENTION,
 }
 #: Keys of any family -> the only values that are supported.
 _FIXED: Mapping[str, tuple[object, ...]] = {

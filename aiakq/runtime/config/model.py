@@ -18,7 +18,7 @@ from aiakq.formats.model_folder import first_architecture
 from aiakq.runtime.config.encoder_families import encoder_config, encoder_of, extra_positions
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
-from aiakq.runtime.config.recurrent_families import PATTERN
+from aiakq.runtime.config.recurrent_families import PATTERN, kimi_layers
 from aiakq.runtime.config.rope import GridRope, is_nested, longest_context, rope_parameters, rotated_layers
 from aiakq.runtime.config.text_part import text_part
 
@@ -242,10 +242,13 @@ def _widest_mlp(raw: Mapping[str, object], default: int) -> int:
 
 
 def _with_layers(raw: Mapping[str, object]) -> Mapping[str, object]:
-    """Return ``raw`` with the layers of Nemotron-H, whose number follows from their list or their pattern of letters.
+    """Return ``raw`` with the layers of Kimi Linear, which are in an object, or of Nemotron-H, whose number follows
+    from their list or their pattern of letters.
 
     Raises ``model_malformed``.
     """
+    if raw.get("model_type") == "kimi_linear":
+        return kimi_layers(raw)
     if raw.get("model_type") != "nemotron_h":
         return raw
     kinds, pattern = raw.get("layer_types"), raw.get("hybrid_override_pattern")
@@ -379,6 +382,8 @@ def _implied_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         every = raw.get("full_attention_interval") or 4
         return tuple("linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers))
+    if kind == "minimax":
+        return tuple("linear_attention" if layer % 2 else "full_attention" for layer in range(layers))
     if kind == "lfm2_moe":
         raise error("model_malformed", file="config.json", reason="layer_types is missing")
     attention = raw.get("full_attn_idxs")

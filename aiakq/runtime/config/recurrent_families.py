@@ -3,12 +3,44 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+from aiakq.formats.config_values import OBJECT, SIZE, malformed, read_value
 from aiakq.runtime.config.family_keys import ATTENTION_BIAS, RECURRENT, Family, llama_keys
 from aiakq.runtime.config.sparse_families import MAMBA
 
 #: Letters of ``hybrid_override_pattern``, by which Nemotron-H's files list their layers.
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+
+
+def kimi_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``raw`` of Kimi Linear with the sizes and kinds of layers that are in ``linear_attn_config``.
+
+    Raises ``model_malformed``.
+    """
+    given = raw.get("linear_attn_config") or {}
+    config = {**raw, "linear_attn_config": read_value({"linear_attn_config": given}, OBJECT, "linear_attn_config")}
+    names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
+    for name, key in (names | {"short_conv_kernel_size": "linear_conv_kernel_dim"}).items():
+        config[key] = read_value(given, SIZE, name, default=config[key])
+    if config["linear_conv_kernel_dim"] < 2:
+        raise malformed("linear_conv_kernel_dim", config["linear_conv_kernel_dim"])
+    if config.get("layer_types") is not None:
+        return config
+    layers = read_value(raw, SIZE, "num_hidden_layers")
+    if "kda_layers" not in given or "full_attn_layers" not in given:
+        every = [
+            "linear_attention" if layer % 4 or not layer else "full_attention" for layer in range(min(layers, 10_000))
+        ]
+        return {**config, "layer_types": every}
+    numbers = {name: given[f"{name}_layers"] for name in ("kda", "full_attn")}
+    listed = [number for each in numbers.values() if isinstance(each, list) for number in each]
+    if any(type(number) is not int for number in listed) or sorted(listed) != list(range(1, len(listed) + 1)):
+        raise malformed("linear_attn_config", numbers, "the numbers of all layers")
+    kinds = ["linear_attention" if number in set(numbers["kda"]) else "full_attention" for number in sorted(listed)]
+    return {**config, "layer_types": kinds}
+
 
 #: Mamba's keys; transformers' class has no intermediate_size, but lets files set it.
 _SELECTIVE: dict[str, object] = {
@@ -65,6 +97,33 @@ RECURRENT_FAMILIES: dict[str, Family] = {
         fixed={"mamba_inner_layernorms": (True,)},
         unread=frozenset({"use_mambapy", "use_associative_scan", "calc_logits_for_entire_prompt"}),
         rotary=False,
+        kinds=RECURRENT,
+    ),
+    "minimax": Family(
+        llama_keys(
+            intermediate_size=14336,
+            num_key_value_heads=8,
+            max_position_embeddings=131072,
+            rms_norm_eps=1e-5,
+            num_experts_per_tok=2,
+            num_local_experts=8,
+            layer_types=None,
+            rotary_dim=None,
+            **{
+                f"{part}_{name}_factor": 1.0
+                for part in ("full_attn", "linear_attn", "mlp")
+                for name in ("alpha", "beta")
+            },
+        ),
+        aliases={"num_experts": "num_local_experts"},
+        fixed={
+            "sliding_window": (),
+            "norm_topk_prob": (True,),
+            "postnorm": (True,),
+            "shared_intermediate_size": (0,),
+        },
+        unread=frozenset({"block_size", "attn_type_list", "shared_moe_mode"}),
+        theta=1e6,
         kinds=RECURRENT,
     ),
     "olmo_hybrid": Family(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiakq.runtime.config.family_keys import ATTENTION_BIAS, WINDOW, Family, llama_keys
+from aiakq.runtime.config.family_keys import ATTENTION_BIAS, RECURRENT, WINDOW, Family, llama_keys
 
 _LATENT: dict[str, Any] = {
     "attention_bias": False,
@@ -103,6 +103,54 @@ SHARED_EXPERTS: dict[str, Family] = {
         aliases=_EXPERTS_ALIAS,
         fixed={"topk_method": ("noaux_tc",), "first_k_dense_replace": (1,), "partial_rotary_factor": (1.0,)},
         unread=frozenset({"qk_head_dim", "head_dim"}),
+    ),
+    "kimi_linear": Family(
+        llama_keys(
+            intermediate_size=9216,
+            num_key_value_heads=32,
+            max_position_embeddings=1048576,
+            rms_norm_eps=1e-5,
+            moe_intermediate_size=1024,
+            num_experts_per_tok=8,
+            n_shared_experts=1,
+            num_local_experts=256,
+            routed_scaling_factor=2.446,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+            first_k_dense_replace=1,
+            mlp_layer_types=None,
+            layer_types=None,
+            linear_attn_config=None,
+            linear_head_dim=128,
+            linear_num_heads=32,
+            linear_conv_kernel_dim=4,
+            **{**_LATENT, "q_lora_rank": None},
+        ),
+        aliases={
+            "num_experts": "num_local_experts",
+            "num_experts_per_token": "num_experts_per_tok",
+            "num_shared_experts": "n_shared_experts",
+            "num_expert_group": "n_group",
+            "moe_renormalize": "norm_topk_prob",
+            "model_max_length": "max_position_embeddings",
+        },
+        fixed={
+            "tie_word_embeddings": (False,),
+            "mla_use_nope": (True,),
+            "moe_router_activation_func": ("sigmoid",),
+            "use_grouped_topk": (True,),
+            "topk_method": ("noaux_tc",),
+            "moe_layer_freq": (1,),
+        },
+        unread=frozenset(
+            {
+                *("head_dim", "qk_head_dim", "rope_interleave", "num_mtp_layers", "n_routed_experts"),
+                *("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"),
+            }
+        ),
+        rotary=False,
+        kinds=RECURRENT,
     ),
     "dots1": Family(
         llama_keys(

@@ -103,6 +103,83 @@ class GatedRecurrence(RecurrentLayer):
         return self.output(self.norm(self._recurrence(mixed, gates, cache[1], context), gate))
 
 
+class KimiDeltaAttention(RecurrentLayer):
+    """A convolution, the delta rule with steps of key elements, and a gated norm; both gates have low-rank projections
+    (Kimi Linear).
+
+    project        fused projection to queries, keys and values, and to the inputs of ``steps`` and ``gate``.
+    strengths      projection to the inputs of b.
+    steps          projection to the inputs of the steps.
+    gate           projection to the gate of the norm.
+    """
+
+    def __init__(
+        self,
+        project: LinearLayer,
+        strengths: LinearLayer,
+        steps: LinearLayer,
+        gate: LinearLayer,
+        convolution: ConvolutionSpec,
+        recurrence: RecurrenceSpec,
+        norm: GatedNorm,
+        output: LinearLayer,
+        ops: Ops,
+    ) -> None:
+        super().__init__(project, [convolution.state_shape, recurrence.state_shape], ops)
+        self.strengths, self.steps, self.gate, self.norm, self.output = strengths, steps, gate, norm, output
+        self._convolution, self._recurrence = ops.convolution(convolution), ops.recurrence(recurrence)
+        self._copy, self._spec = ops.scaling(), recurrence
+
+    def input_layout(self, m: int) -> ActivationLayout | None:
+        """Return None, since two layers read the input."""
+        return None
+
+    def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; updates the states in ``cache``. The positions [T] are not used."""
+        projected, spec = self.project(x), self._spec
+        rank = (projected.shape[1] - spec.width) // 2
+        mixed, steps, gate = projected.split([spec.width, rank, rank], dim=1)
+        gates = torch.empty(len(projected), spec.gates_width, dtype=projected.dtype, device=projected.device)
+        self._copy(self.strengths(x), out=gates[:, : spec.num_heads])
+        self._copy(self.steps(steps), out=gates[:, spec.num_heads :])
+        mixed = self._convolution(mixed, cache[0], context)
+        return self.output(self.norm(self._recurrence(mixed, gates, cache[1], context), self.gate(gate)))
+
+
+class LightningAttention(RecurrentLayer):
+    """Linear attention with a constant decay per head, and a gated norm (MiniMax-01).
+
+    project     fused projection to values, keys and queries, each followed by silu.
+    gate        projection to the gate of the norm.
+    recurrence  a state space whose steps are all 1, by its ``step_limits``.
+    """
+
+    def __init__(
+        self,
+        project: LinearLayer,
+        gate: LinearLayer,
+        recurrence: RecurrenceSpec,
+        norm: GatedNorm,
+        output: LinearLayer,
+        ops: Ops,
+    ) -> None:
+        assert recurrence.step_limits == (1, 1), "constant steps"
+        super().__init__(project, [recurrence.state_shape], ops)
+        self.gate, self.norm, self.output, self._silu = gate, norm, output, ops.activation("silu")
+        self._recurrence, self._steps = ops.recurrence(recurrence), recurrence.gates_width
+
+    def input_layout(self, m: int) -> ActivationLayout | None:
+        """Return None, since two layers read the input."""
+        return None
+
+    def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; updates the states in ``cache``. The positions [T] are not used."""
+        mixed = _plain(self._silu(self.project(x)))
+        # Any columns stand for the inputs of steps, which are clamped to 1.
+        mixed = self._recurrence(mixed, mixed[:, : self._steps], cache[0], context)
+        return self.output(self.norm(mixed, self.gate(x)))
+
+
 class SelectiveStateSpace(RecurrentLayer):
     """A convolution and a selective scan, whose steps, keys and queries are projected from the convolution (Mamba).
 

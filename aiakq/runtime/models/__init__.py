@@ -81,6 +81,8 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
         "Dots1ForCausalLM": "aiakq.runtime.models.dots1",
         "SolarOpenForCausalLM": "aiakq.runtime.models.glm4_moe",
         "MiniMaxM2ForCausalLM": "aiakq.runtime.models.minimax_m2",
+        "MiniMaxForCausalLM": "aiakq.runtime.models.minimax",
+        "KimiLinearForCausalLM": "aiakq.runtime.models.kimi_linear",
     },
 )
 

@@ -226,6 +226,33 @@ class OutputNormBlock:
 
 
 @dataclass
+class NormedResidualBlock:
+    """Norms before attention and MLP, whose outputs are the residuals, too (MiniMax-01).
+
+    attention_factors, mlp_factors  of the residual and of the output of attention or the MLP.
+    """
+
+    attention_norm: Norm
+    attention: Mixer
+    mlp_norm: Norm
+    mlp: MLP
+    attention_factors: tuple[Scaling, Scaling]
+    mlp_factors: tuple[Scaling, Scaling]
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden]; see DecoderLayer."""
+        normed = _plain(self.attention_norm(x, residual))
+        attended = self.attention(normed, positions, cache, context)
+        of_residual, of_output = self.attention_factors
+        x = of_output(attended, of_residual(normed), out=attended)
+        normed = _plain(self.mlp_norm(x))
+        of_residual, of_output = self.mlp_factors
+        return of_output(self.mlp(normed), of_residual(normed)), None
+
+
+@dataclass
 class ParallelBlock:
     """Attention and MLP in parallel, with a shared input norm or, with ``mlp_norm``, one each (GPT-NeoX).
 

@@ -22,10 +22,14 @@ _EPSILON = 1e-20
 class SharedExpertsBuilder(DecoderBuilder):
     """Layers with experts from ``first_k_dense_replace`` on, routed as in DeepSeek-V3 (arXiv:2412.19437).
 
-    defaults  default values of settings that are missing in config.json.
+    defaults      default values of settings that are missing in config.json.
+    experts       name of the module with router and experts.
+    expert_names  names of an expert's gate, up and down projection.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {"first_k_dense_replace": 1}
+    experts: ClassVar[str] = "mlp"
+    expert_names: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -33,14 +37,12 @@ class SharedExpertsBuilder(DecoderBuilder):
 
     def mlp(self, layer: int) -> MLP:
         """Return routed and shared experts, or a dense MLP in the first layers."""
-        config, raw, prefix = self.config, self.raw, self.layer_name(layer, "mlp")
+        config, raw, prefix = self.config, self.raw, self.layer_name(layer, self.experts)
         if self.is_dense(layer):
             return super().mlp(layer)
         count, width = size(raw, "n_routed_experts"), size(raw, "moe_intermediate_size")
-        names = ("gate_proj", "up_proj", "down_proj")
-        sparse = Mixture(prefix, prefix, names, count, width, self.routing(f"{prefix}.gate", count)).build(
-            config, self.weights
-        )
+        routing = self.routing(f"{prefix}.gate", count)
+        sparse = Mixture(prefix, prefix, self.expert_names, count, width, routing).build(config, self.weights)
         shared = width * (raw.get("n_shared_experts") or 1)
         sparse.shared = gated(config, self.weights, f"{prefix}.shared_experts", shared, self.mlp_bias)
         return sparse

@@ -1,4 +1,4 @@
-// Grouped RMS norm with a gate, applied after the recurrences of Mamba 2 and Qwen3-Next.
+// Grouped RMS norm with a gate, applied after the recurrences of Mamba 2, Qwen3-Next and MiniMax.
 
 #include <math.h>
 
@@ -17,7 +17,7 @@ template <int TYPE> void norm_group(const GatedNorm& op, int64_t row, int64_t fr
   uint8_t* y = (uint8_t*)op.y + row * op.y_stride * bytes;
   auto gated = [&](F value, int64_t i) {
     const F factor = load_partial(gate, i, TYPE, to - i);
-    return value * logistic(factor, factor);
+    return value * logistic(op.sigmoid ? splat(1) : factor, factor);
   };
   auto input = [&](int64_t i) {
     const F value = load_partial(x, i, TYPE, to - i);

@@ -15,15 +15,6 @@ namespace {
 // Channels per work item.
 constexpr int64_t CHANNELS = 64;
 
-// log(1 + e^x) = max(x, 0) + 2 artanh(e / (2 + e)) with e = e^-|x|, whose series converges like 9^-n.
-INLINE F softplus(F x) {
-  const F small = exponential(splat(0) - abs(x));
-  const F s = small / (small + splat(2)), square = s * s;
-  F sum = splat(2.0f / 15);
-  for (int n = 13; n > 0; n -= 2) sum = fma(sum, square, splat(2.0f / (float)n));
-  return fma(sum, s, max(x, splat(0)));
-}
-
 // One token's keys or queries as floats.
 template <int TYPE> INLINE void read_row(float* to, const void* rows, int64_t row, int64_t stride, int64_t size) {
   const uint8_t* from = (const uint8_t*)rows + row * stride * bytes_of(TYPE);

@@ -521,6 +521,15 @@ INLINE F exponential(F x) {
   return y * bits_as_float(shift_left<23>(to_int(n) + isplat(127)));
 }
 
+// log(1 + e^x) = max(x, 0) + 2 artanh(e / (2 + e)) with e = e^-|x|, whose series converges like 9^-n.
+INLINE F softplus(F x) {
+  const F small = exponential(splat(0) - abs(x));
+  const F s = small / (small + splat(2)), square = s * s;
+  F sum = splat(2.0f / 15);
+  for (int n = 13; n > 0; n -= 2) sum = fma(sum, square, splat(2.0f / (float)n));
+  return fma(sum, s, max(x, splat(0)));
+}
+
 // x / (1 + e^-z). Beyond 80 the exponential would overflow, and the quotient is negligible.
 INLINE F logistic(F x, F z) {
   return x / (splat(1) + exponential(min(splat(0) - z, splat(80))));

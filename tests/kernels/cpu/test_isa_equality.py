@@ -151,15 +151,18 @@ def test_attention(native, cache_dtype):
     check(native, compute)
 
 
-@pytest.mark.parametrize("kind", ["state_space", "delta_rule"])
+@pytest.mark.parametrize("kind", ["state_space", "delta_rule", "channel_delta_rule"])
 def test_recurrences_and_their_norms(native, kind):
-    spec = RecurrenceSpec(kind, 4, 2, 40, 72, a_log=torch.zeros(4), step_bias=torch.ones(4))
+    biases = torch.ones(160 if kind == "channel_delta_rule" else 4)
+    spec = RecurrenceSpec(kind, 4, 2, 40, 72, a_log=torch.zeros(4), step_bias=biases)
     layer = recurrence.prepare(spec, spec.problem(torch.float32, "cpu"))
-    x, gates = rows(7, spec.width, torch.float32), rows(7, 8 if kind == "delta_rule" else 4, torch.float32)
+    x, gates = rows(7, spec.width, torch.float32), rows(7, spec.gates_width, torch.float32)
     starts, lengths = torch.tensor([0, 7], dtype=torch.int32), torch.tensor([7], dtype=torch.int32)
     step = AttentionContext(starts, lengths, torch.zeros(7, dtype=torch.int64), lengths[None], 0, [0, 7], [7])
     step.states = StateContext([0], [[(6, 1)]])
-    norm_layer = gated_norm.prepare(torch.ones(288), 1e-5, GatedNormProblem(288, 72, True, torch.float32, "cpu"))
+    sigmoid = kind == "channel_delta_rule"
+    problem = GatedNormProblem(288, 72, not sigmoid, torch.float32, "cpu", sigmoid)
+    norm_layer = gated_norm.prepare(torch.ones(288), 1e-5, problem)
     check(native, lambda: norm_layer(layer(x, gates, torch.zeros(2, *spec.state_shape), step), rows(7, 288, x.dtype)))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from aiakq.kernels.cpu import library
 from aiakq.kernels.ops import convolution, gated_norm, recurrence, selective_scan
@@ -60,7 +61,8 @@ def of_recurrence(
         kind,
         *sizes,
         a_log=random(heads, seed=3),
-        step_bias=random(heads, seed=4) + 19,  # softplus changes its form at 20
+        # softplus changes its form at 20
+        step_bias=random(heads * (sizes[2] if kind == "channel_delta_rule" else 1), seed=4) + 19,
         step_limits=(0.1, 20.5),
         skip=random(heads, seed=5) if kind == "state_space" else None,
         strength=strength,
@@ -73,7 +75,7 @@ def of_recurrence(
         def call(x: Tensor, states: Tensor, step: AttentionContext) -> Tensor:
             return layer(x[:, : spec.width], x[:, spec.width :], states, step)
 
-        return call, spec.state_shape, spec.width + heads * (2 if kind == "delta_rule" else 1)
+        return call, spec.state_shape, spec.width + spec.gates_width
 
     return made
 
@@ -96,6 +98,7 @@ LAYERS = {
     "delta_rule": (recurrence, of_recurrence("delta_rule", (4, 2, 33, 72))),
     "negative eigenvalues": (recurrence, of_recurrence("delta_rule", (4, 2, 24, 40), 2.0)),
     "selective_scan": (selective_scan, of_selective_scan),
+    "channel_delta_rule": (recurrence, of_recurrence("channel_delta_rule", (4, 2, 33, 72))),
     "wide heads": (recurrence, of_recurrence("delta_rule", (2, 2, 16, 150))),
 }
 
@@ -137,15 +140,15 @@ def test_a_token_is_the_same_in_every_step(kind, name, dtype):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("gate_first", [False, True])
-def test_gated_norms(gate_first, name, dtype):
-    problem = GatedNormProblem(90, 30, gate_first, dtype, "cpu")
+@pytest.mark.parametrize(("gate_first", "sigmoid"), [(False, False), (True, False), (False, True)])
+def test_gated_norms(gate_first, sigmoid, name, dtype):
+    problem = GatedNormProblem(90, 30, gate_first, dtype, "cpu", sigmoid)
     layer = gated_norm.IMPLEMENTATIONS.load(name).prepare(random(90), 1e-3, problem)
     x = random(17, 200, seed=6).to(dtype)
     values, gate = x[:, :90], x[:, 100:190]
     y = layer(values, gate)
     assert all(torch.equal(layer(values[at : at + 1], gate[at : at + 1])[0], y[at]) for at in range(17))
-    wide, factor = values.double(), torch.nn.functional.silu(gate.double())
+    wide, factor = values.double(), torch.sigmoid(gate.double()) if sigmoid else F.silu(gate.double())
     groups = (wide * factor if gate_first else wide).unflatten(1, (3, 30))
     normed = (groups / (groups.square().mean(-1, keepdim=True) + 1e-3).sqrt()).flatten(1) * random(90)
     expected = normed if gate_first else normed * factor

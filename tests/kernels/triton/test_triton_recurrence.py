@@ -64,7 +64,8 @@ def of_recurrence(kind, *sizes, strength=1.0):
     heads = sizes[0]
 
     def spec_on(device):
-        a_log, step_bias, skip = (normal(heads, seed=n).to(device) for n in (3, 4, 5))
+        steps = heads * (sizes[2] if kind == "channel_delta_rule" else 1)
+        a_log, step_bias, skip = (normal(n, seed=seed).to(device) for n, seed in ((heads, 3), (steps, 4), (heads, 5)))
         # Steps as small as those of models, and some that the limits cut.
         step_bias, skip = 3 * step_bias - 3, skip if kind == "state_space" else None
         return RecurrenceSpec(kind, *sizes, a_log - 2, step_bias, (0.001, 4.0), skip, strength)
@@ -76,7 +77,7 @@ def of_recurrence(kind, *sizes, strength=1.0):
         layer = module.prepare(spec_on(device), spec.problem(dtype, device.type))
         return lambda x, states, step: layer(x[:, : spec.width], x[:, spec.width :], states, step)
 
-    return made, spec.state_shape, spec.width + heads * (2 if kind == "delta_rule" else 1)
+    return made, spec.state_shape, spec.width + spec.gates_width
 
 
 def of_selective_scan(channels, size):
@@ -103,6 +104,7 @@ LAYERS = {
     "state_space": of_recurrence("state_space", 4, 2, 24, 40),
     "delta_rule": of_recurrence("delta_rule", 2, 1, 33, 40),
     "wide heads": of_recurrence("delta_rule", 1, 1, 200, 20),
+    "channel_delta_rule": of_recurrence("channel_delta_rule", 2, 1, 33, 40),
     "negative eigenvalues": of_recurrence("delta_rule", 2, 1, 33, 40, strength=2.0),
     "selective_scan": of_selective_scan(150, 12),
     "wide states": of_selective_scan(10, 200),
@@ -150,7 +152,10 @@ LONG_SAVES = [[(0, 1)], [(4, 2), (68, 3), (69, 4)], [(5, 5)], [(63, 6), (80, 7),
 
 
 @pytest.mark.parametrize("dtype, sizes", [(torch.float16, (2, 1, 16, 20)), (torch.bfloat16, (1, 1, 33, 40))], ids=str)
-@pytest.mark.parametrize(("kind", "strength"), [("state_space", 1.0), ("delta_rule", 1.0), ("delta_rule", 2.0)])
+@pytest.mark.parametrize(
+    ("kind", "strength"),
+    [("state_space", 1.0), ("delta_rule", 1.0), ("delta_rule", 2.0), ("channel_delta_rule", 1.0)],
+)
 def test_long_sequences_in_chunks_are_those_of_the_reference(kind, strength, dtype, sizes, device, close):
     """And keep every state that is asked for, beside short sequences, which are computed token by token."""
     made, shape, width = of_recurrence(kind, *sizes, strength=strength)
@@ -203,14 +208,15 @@ def test_states_that_vanish_within_a_chunk_leave_numbers(kind, device, close):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("gate_first", [False, True])
-def test_gated_norms(gate_first, dtype, device, close):
-    problem = GatedNormProblem(90, 30, gate_first, dtype, device.type)
+@pytest.mark.parametrize(("gate_first", "sigmoid"), [(False, False), (True, False), (False, True)])
+def test_gated_norms(gate_first, sigmoid, dtype, device, close):
+    problem = GatedNormProblem(90, 30, gate_first, dtype, device.type, sigmoid)
     weight = normal(90)
     layer = gated_norm.IMPLEMENTATIONS.load("triton").prepare(weight.to(device), 1e-3, problem)
     x = normal(5, 200, seed=6).to(dtype).to(device)
     values, gate = x[:, :90], x[:, 100:190]
-    wide, factor = values.double().cpu(), F.silu(gate.double().cpu())
+    function = torch.sigmoid if sigmoid else F.silu
+    wide, factor = values.double().cpu(), function(gate.double().cpu())
     groups = (wide * factor if gate_first else wide).unflatten(1, (3, 30))
     normed = (groups / (groups.square().mean(-1, keepdim=True) + 1e-3).sqrt()).flatten(1) * weight
     close(layer(values, gate).cpu(), normed if gate_first else normed * factor)

@@ -190,6 +190,25 @@ def test_0_and_false_are_refused_where_a_family_computes_with_something_else() -
     assert refused(**falcon, num_ln_in_parallel_attn=0).id == "config_key_unsupported"
 
 
+def test_what_kimi_linear_says_of_its_layers_is_read_from_one_object() -> None:
+    kimi = {**LLAMA, "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "num_key_value_heads": 4}
+    stated = {"num_heads": 5, "head_dim": 24, "short_conv_kernel_size": 3}
+    layers = {"kda_layers": [1, 3], "full_attn_layers": [2]}
+    model = ModelConfig.from_hf({**kimi, "linear_attn_config": {**stated, **layers}, "model_max_length": 77})
+    assert model.layer_kinds == ("linear_attention", "full_attention", "linear_attention") and model.max_position == 77
+    sizes = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    assert [model.raw[name] for name in sizes] == [5, 24, 3]
+    implied = ModelConfig.from_hf({**kimi, "num_hidden_layers": 6}).layer_kinds
+    assert [layer for layer, each in enumerate(implied) if each == "full_attention"] == [4]
+    for wrong in ({"gate_lower_bound": -5.0}, {"use_full_rank_gate": True}):
+        problem = refused(**kimi, linear_attn_config={**stated, **layers, **wrong})
+        assert problem.id == "config_key_unsupported" and next(iter(wrong)) in str(problem)
+    for wrong in ({"kda_layers": [1]}, {"kda_layers": [1, "3"]}, {"num_heads": 0}, {"short_conv_kernel_size": 1}):
+        assert refused(**kimi, linear_attn_config={**stated, **layers, **wrong}).id == "model_malformed"
+    assert refused(**kimi, linear_attn_config=[1]).id == "model_malformed"
+    assert refused(**kimi, mla_use_nope=False).id == "config_key_unsupported"
+
+
 def test_sizes_of_layers_that_a_family_does_not_have_are_left_out() -> None:
     """Their tensors would be missing in the model; the loader compares them."""
     assert "num_experts" not in read(num_experts=8)

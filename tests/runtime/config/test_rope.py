@@ -15,6 +15,7 @@ from aiakq.runtime.config.rope import rope_parameters
 OTHERS = {
     "falcon_mamba",
     "jamba",
+    "kimi_linear",
     "mamba",
     "nemotron_h",
     "opt",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from aiakq import LLM, SamplingParams
@@ -23,7 +25,7 @@ TOLERANCE = 1e-4
 #: Where transformers' own float32 is further than that from its float64, or both together are: the chunked form of the
 #: delta rule by 1.5e-4 (ours by 0.8e-4), OLMo-Hybrid by up to 3.4e-4 (ours by 0.8e-4), Mamba by 0.4e-4 (ours by
 #: 0.6e-4), FalconMamba by 0.5e-4 (ours by 1.2e-4).
-RECURRENT = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Mamba", "FalconMamba", "Jamba")
+RECURRENT = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "KimiLinear", "Mamba", "FalconMamba", "Jamba")
 TOLERANCES = {f"{name}ForCausalLM": 3e-4 for name in RECURRENT} | {"OlmoHybridForCausalLM": 6e-4}
 MODES: dict[str, dict[str, Any]] = {
     "batch": {},
@@ -37,12 +39,14 @@ def prompts() -> list[list[int]]:
     return [[draw.randrange(3, VOCABULARY) for _ in range(length)] for length in LENGTHS]
 
 
-def of_transformers(folder: Path) -> list[Tensor]:
-    """Log-probabilities [T, V] of every prompt."""
+def of_transformers(folder: Path, change: Callable[[Any], None] | None = None) -> list[Tensor]:
+    """Log-probabilities [T, V] of every prompt, after a ``change`` of the model."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():
+        if change is not None:
+            change(model)
         return [model(torch.tensor([each]), use_cache=False).logits[0].log_softmax(-1) for each in prompts()]
 
 
@@ -250,6 +254,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "kimi linear in its authors' spelling, with low-rank queries and biases": (
+        "KimiLinearForCausalLM",
+        {"q_lora_rank": 64, "attention_bias": True, "linear_conv_kernel_dim": 3, "num_expert_group": 2},
+        {
+            "linear_attn_config": {
+                "num_heads": 3,
+                "head_dim": 32,
+                "short_conv_kernel_size": 3,
+                "kda_layers": [1, 3],
+                "full_attn_layers": [2],
+            },
+            **dict.fromkeys(("layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads")),
+            **{"linear_conv_kernel_dim": None, "first_k_dense_replace": 1, "mla_use_nope": True, "rope_theta": 1e4},
+        },
+    ),
     "granite 4 without experts, with positions": (
         "GraniteMoeHybridForCausalLM",
         {"num_local_experts": 0, "position_embedding_type": "rope"},
@@ -279,6 +298,38 @@ def test_variants_of_families(name, tiny_model, tmp_path):
     if written:
         folder = rewritten(folder, tmp_path / "model", written)
     assert largest_difference(ours(folder), expected) < TOLERANCES.get(architecture, TOLERANCE)
+
+
+def test_minimax_rotates_the_first_elements_of_heads_that_its_authors_state(tiny_model, tmp_path):
+    """transformers ignores ``rotary_dim``: there, the same with other elements as pairs, and others not rotated."""
+    folder = rewritten(tiny_model("MiniMaxForCausalLM"), tmp_path / "model", {"rotary_dim": 16})
+    order = torch.tensor([*range(8), *range(16, 32), *range(8, 16), *range(32, 48)])
+
+    def change(model: Any) -> None:
+        rotary, attention = model.model.rotary_emb, model.model.layers[1].self_attn
+        base = model.config.rope_parameters["rope_theta"]
+        rotary.inv_freq = torch.cat([base ** (-torch.arange(8.0) / 8), torch.zeros(16)])
+        for linear in (attention.q_proj, attention.k_proj):
+            linear.weight.copy_(linear.weight.unflatten(0, (-1, 48))[:, order].flatten(0, 1))
+
+    assert largest_difference(ours(folder), of_transformers(folder, change)) < TOLERANCE
+
+
+def test_minimax_with_two_lists_of_layers_that_differ_is_refused(tiny_model, tmp_path):
+    kept, other = (tmp_path / name for name in ("kept", "other"))
+    ours(rewritten(tiny_model("MiniMaxForCausalLM"), kept, {"attn_type_list": [0, 1, 0]}))
+    with pytest.raises(AiakqError, match="attn_type_list has other layers"):
+        ours(rewritten(tiny_model("MiniMaxForCausalLM"), other, {"attn_type_list": [0, 1, 1]}))
+
+
+def test_dense_layers_of_kimi_linear_are_read_under_both_names(tiny_model, tmp_path):
+    folder = tiny_model("KimiLinearForCausalLM")
+    renamed = rewritten(folder, tmp_path / "model", {})
+    tensors = load_file(folder / "model.safetensors")
+    names = {name: name.replace("layers.0.block_sparse_moe", "layers.0.mlp") for name in tensors}
+    assert sum(name != new for name, new in names.items()) == 3
+    save_file({names[name]: tensor for name, tensor in tensors.items()}, renamed / "model.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(ours(folder), ours(renamed), strict=True))
 
 
 @pytest.mark.parametrize(
