@@ -20,6 +20,8 @@ LATENT = {
     "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
     "head_dim": 16, "num_key_value_heads": 4,
 }  # fmt: skip
+#: Shorter than most prompts, with enough heads that no two scores are equal.
+INDEX = {"index_topk": 12, "index_head_dim": 32, "index_n_heads": 16}
 GPT2 = {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 512, "n_ctx": 512, "intermediate_size": 512}
 FALCON = {"num_kv_heads": 2, "intermediate_size": 512}
 BLOOM = {"n_head": 4, "n_layer": 2, "intermediate_size": 512}
@@ -102,7 +104,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "bailing_hybrid": {**EXPERTS, **HEADS}, "bamba": {**SSM, "attn_layer_indices": [1]}, "biogpt": {},
         "bitnet": {}, "bloom": BLOOM, "codegen": {**GPT2, "rotary_dim": 16}, "cohere": {}, "cohere2": WINDOW,
         "cohere2_moe": {**EXPERTS, **WINDOW}, "ctrl": {"dff": 256, **GPT2}, "cwm": {**HEADS, **WINDOW},
-        "deepseek_v2": {**EXPERTS, **LATENT}, "deepseek_v3": {**EXPERTS, **LATENT}, "diffllama": {}, "doge": {},
+        "deepseek_v2": {**EXPERTS, **LATENT}, "deepseek_v3": {**EXPERTS, **LATENT},
+        "deepseek_v32": {**EXPERTS, **LATENT, **INDEX}, "diffllama": {}, "doge": {},
         "ernie4_5": HEADS,
         "ernie4_5_moe": {
             **HEADS, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64, "moe_num_shared_experts": 1,
@@ -112,7 +115,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon": FALCON, "falcon_h1": {**SSM, **HEADS, "mamba_d_ssm": 256}, "falcon_mamba": {},
         "flex_olmo": EXPERTS, "gemma": HEADS, "gemma2": {**HEADS, **WINDOW},
         "gemma3_text": {**HEADS, **WINDOW, **FOUR}, "glm": HEADS, "glm4": HEADS, "glm4_moe": {**HEADS, **EXPERTS},
-        "glm4_moe_lite": {**EXPERTS, **LATENT}, "gpt-sw3": GPT2, "gpt2": GPT2, "gpt_bigcode": GPT2,
+        "glm4_moe_lite": {**EXPERTS, **LATENT},
+        "glm_moe_dsa": {**EXPERTS, **LATENT, **INDEX, "indexer_types": ["full", "shared"]},
+        "gpt-sw3": GPT2, "gpt2": GPT2, "gpt_bigcode": GPT2,
         "gpt_neo": {
             "attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4, "window_size": 24,
         },

@@ -414,6 +414,17 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**{name: each for name, each in {**_LLAMA_LIKE, **_LATENT}.items() if name != "first_k_dense_replace"},
          "mlp_layer_types": ["dense", "sparse"]},
     ),
+    # Enough index heads that no two scores are equal: transformers breaks ties in no stated order.
+    "DeepseekV32ForCausalLM": (
+        "deepseek_v32",
+        {**_LLAMA_LIKE, **_LATENT, "n_group": 2, "topk_group": 1, "index_topk": 8, "index_head_dim": 32,
+         "index_n_heads": 16},
+    ),
+    "GlmMoeDsaForCausalLM": (
+        "glm_moe_dsa",
+        {**_LLAMA_LIKE, **_LATENT, "num_hidden_layers": 3, "index_topk": 8, "index_head_dim": 32, "index_n_heads": 16,
+         "indexer_types": ["full", "full", "shared"]},
+    ),
     "Dots1ForCausalLM": (
         "dots1",
         {

@@ -121,7 +121,7 @@ REFUSED_VALUES = {
     ("load_format", "runai_streamer_sharded"): _RANKS,
     ("load_format", "tensorizer"): "such a file holds a pickled module; give the folder it was made from",
     ("tokenizer_mode", "custom"): "name the Python file that makes the tokenizer with --tokenizer-extension-path",
-    ("tokenizer_mode", "deepseek_v32"): "models of DeepSeek V3.2 are not supported",
+    ("tokenizer_mode", "deepseek_v32"): "messages are encoded by chat templates only; give one with --chat-template",
 }
 
 

@@ -164,6 +164,15 @@ class Ops(RecurrentOps, MixtureOps):
         bias = None if bias is None else bias.to(self.device)
         return module.prepare(weight.to(self.device), bias, problem)
 
+    def float_dense(self, weight: Tensor) -> DenseLayer:
+        """Bind a linear layer with a weight [N, K], whose inputs and outputs are float32 whatever the activations are.
+        Every tensor-parallel rank has all of it.
+        """
+        n, k = weight.shape
+        problem = DenseProblem(n, k, torch.float32, torch.float32, self.device_type)
+        module = self._bind(dense.IMPLEMENTATIONS, problem, "w16")
+        return module.prepare(weight.to(self.device, torch.float32), None, problem)
+
     def lora(
         self, n: int, k: int, rows: AdapterRows, slots: int, max_rank: int, bias: Tensor | None = None
     ) -> LoraProduct:

@@ -262,6 +262,7 @@ class ShardedAttention:
         self._bounds = [bound * spec.value_dim for bound in ops.head_bounds(spec)]
         first = ops.head_bounds(spec)[ops.collective.rank]
         kv_head = first * spec.num_kv_heads // spec.num_heads
+        self._head, self._kv_head = first, kv_head
         self._starts = first * spec.head_dim, kv_head * spec.head_dim, kv_head * spec.value_dim
 
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
@@ -286,12 +287,19 @@ class ShardedAttention:
         return local_qkv
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-        """Not supported on ranks: only models that run through transformers write key [T, Hkv, D] separately."""
-        raise NotImplementedError
+        """Store this rank's of the key heads [T, Hkv, D] and value heads [T, Hkv, value_dim] at ``slots`` [T]."""
+        if self._own is not None and self._local is not None:
+            heads = slice(self._kv_head, self._kv_head + self._local.num_kv_heads)
+            self._own.write(key[:, heads], value[:, heads], cache, slots)
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """Not supported on ranks, like ``write``: query [T, H, D]."""
-        raise NotImplementedError
+        """Attention of query [T, H, D] over this rank's heads, gathered from all ranks -> [T, H, value_dim]."""
+        if self._own is None or self._local is None:
+            out = torch.empty(len(query), 0, dtype=query.dtype, device=query.device)
+        else:
+            heads = slice(self._head, self._head + self._local.num_heads)
+            out = self._own.attend(query[:, heads], cache, context).flatten(1)
+        return self._collective.gather(out, self._bounds).unflatten(1, (self._spec.num_heads, -1))
 
 
 class ShardedOps(Ops):

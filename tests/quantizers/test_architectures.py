@@ -36,6 +36,7 @@ LATENT = {
     "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
     "head_dim": 8, "num_key_value_heads": 4,
 }  # fmt: skip
+INDEXED = {**LATENT, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 16}
 HUNYUAN = {**HEADS, "num_experts": 4, "moe_topk": 2, "moe_intermediate_size": 32, "num_shared_expert": 1}
 ERNIE = {
     **HEADS, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1,
@@ -59,6 +60,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "gemma2": HEADS, "falcon": {"intermediate_size": 256},
     "bloom": {"n_head": 4, "n_layer": 2, "intermediate_size": 256, "num_key_value_heads": 4},
     "deepseek_v2": {**EXPERTS, **LATENT}, "deepseek_v3": {**EXPERTS, **LATENT},
+    "deepseek_v32": {**EXPERTS, **INDEXED}, "glm_moe_dsa": {**EXPERTS, **INDEXED},
     "mixtral": LOCAL, "qwen3_moe": {**EXPERTS, **HEADS}, "olmoe": EXPERTS, "flex_olmo": EXPERTS,
     "glm4_moe": {**EXPERTS, **HEADS}, "dots1": {**EXPERTS, **HEADS}, "hunyuan_v1_moe": HUNYUAN,
     "minimax_m2": {**HEADS, **LOCAL, "rotary_dim": 8}, "granitemoe": LOCAL,

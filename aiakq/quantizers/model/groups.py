@@ -27,12 +27,13 @@ def block_linears(block: nn.Module) -> dict[str, nn.Linear]:
 
     Routers and gates beside experts are left out: they determine where tokens go and with which weight, are small, and
     stay unquantized. So do the gates of delta rules (Qwen3.5, OLMo-Hybrid), with an output per head, of which files
-    hold no tiles, and the steps of Mamba, with whose weight transformers multiplies past the module.
+    hold no tiles, the steps of Mamba, with whose weight transformers multiplies past the module, and the index of
+    sparse attention (DeepSeek-V3.2), which is small and chooses the positions that attention reads.
     """
     beside = {child: name for module in block.modules() if _routes(module) for name, child in module.named_children()}
     gates = set(beside).union(*(module.modules() for module, name in beside.items() if name in ("gate", "router")))
     linears = _linears(block).items()
-    left_out = {"router", *_RECURRENT_GATES}
+    left_out = {"router", "indexer", *_RECURRENT_GATES}
     return {name: module for name, module in linears if module not in gates and left_out.isdisjoint(name.split("."))}
 
 

@@ -15,6 +15,37 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 128,
 }
 _EXPERTS_ALIAS = {"num_local_experts": "n_routed_experts"}
+#: Of the families whose attention selects positions by an index.
+_INDEXED: dict[str, Any] = {
+    **_LATENT,
+    "intermediate_size": 18432,
+    "num_key_value_heads": 128,
+    "max_position_embeddings": 163840,
+    "moe_intermediate_size": 2048,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "n_routed_experts": 256,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 3,
+    "mlp_layer_types": None,
+    "layer_types": None,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+}
+_INDEXED_ALIASES = {**_EXPERTS_ALIAS, "num_experts": "n_routed_experts"}
+_INDEXED_FIXED: dict[str, tuple[Any, ...]] = {
+    "scoring_func": ("sigmoid",),
+    "topk_method": ("noaux_tc",),
+    "moe_layer_freq": (1,),
+    "partial_rotary_factor": (1.0,),
+    "rope_interleave": (True,),
+    "mlp_bias": (False,),  # transformers' classes have the key and no biases
+}
+_INDEXED_KINDS = frozenset({"indexed_attention"})
 
 SHARED_EXPERTS: dict[str, Family] = {
     "glm4_moe": Family(
@@ -79,6 +110,39 @@ SHARED_EXPERTS: dict[str, Family] = {
         aliases=_EXPERTS_ALIAS,
         fixed={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)},
         unread=frozenset({"qk_head_dim"}),
+    ),
+    "deepseek_v32": Family(
+        llama_keys(("head_dim",), **_INDEXED),
+        aliases=_INDEXED_ALIASES,
+        fixed={**_INDEXED_FIXED, "indexer_rope_interleave": (False,)},
+        unread=frozenset({"qk_head_dim", "head_dim"}),
+        kinds=_INDEXED_KINDS,
+    ),
+    "glm_moe_dsa": Family(
+        llama_keys(
+            ("head_dim",),
+            **{
+                **_INDEXED,
+                "intermediate_size": 12288,
+                "num_key_value_heads": 64,
+                "max_position_embeddings": 202752,
+                "rms_norm_eps": 1e-5,
+                "n_group": 1,
+                "topk_group": 1,
+                "q_lora_rank": 2048,
+                "qk_nope_head_dim": 192,
+                "v_head_dim": 256,
+                "index_n_heads": 32,
+                "indexer_types": None,
+                "index_topk_pattern": None,
+                "index_topk_freq": 1,
+                "index_skip_topk_offset": 2,
+            },
+        ),
+        aliases=_INDEXED_ALIASES,
+        fixed={**_INDEXED_FIXED, "indexer_rope_interleave": (True,)},
+        unread=frozenset({"qk_head_dim", "head_dim"}),
+        kinds=_INDEXED_KINDS,
     ),
     "glm4_moe_lite": Family(
         llama_keys(

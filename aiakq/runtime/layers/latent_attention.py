@@ -64,6 +64,12 @@ class LowRankQueries:
         """x [T, rank] -> [T, H * query]."""
         return self.second(self.norm(x, None, self.second.input_layout(len(x))))
 
+    def normed(self, x: Tensor) -> Tensor:
+        """Return the input of ``second``: x [T, rank] -> [T, rank]."""
+        normed = self.norm(x)
+        assert isinstance(normed, Tensor)
+        return normed
+
 
 @dataclass
 class LatentProjection(LinearLayer):
@@ -87,12 +93,23 @@ class LatentProjection(LinearLayer):
 
     def __call__(self, x: LinearInput) -> Tensor:
         """x [T, hidden] -> [T, (H + 1) * cached], with the rotated elements of each head first."""
+        queries, latents, shared = self.projected(x)
+        return self.joined(queries if self.queries is None else self.queries(queries), latents, shared)
+
+    def projected(self, x: LinearInput) -> tuple[Tensor, Tensor, Tensor]:
+        """x [T, hidden] -> queries [T, H * query] (or the input of ``queries``), latents [T, latent] before their norm,
+        and shared keys [T, rotated].
+        """
         sizes, first = self.sizes, self.first(x)
         queries, latents, shared = first.split([first.shape[1] - sizes.cached, sizes.latent, sizes.rotated], dim=1)
-        if self.queries is not None:
-            queries = self.queries(queries)
+        return queries, latents, shared
+
+    def joined(self, queries: Tensor, latents: Tensor, shared: Tensor) -> Tensor:
+        """Queries [T, H * query] and the other results of ``projected`` -> [T, (H + 1) * cached]."""
+        sizes = self.sizes
         plain, rotated = queries.unflatten(1, (sizes.heads, -1)).split([sizes.plain, sizes.rotated], dim=2)
-        out = torch.empty(len(first), sizes.heads + 1, sizes.cached, dtype=first.dtype, device=first.device)
+        shape = (len(queries), sizes.heads + 1, sizes.cached)
+        out = torch.empty(shape, dtype=queries.dtype, device=queries.device)
         out[:, :-1, : sizes.rotated] = rotated
         self.absorbed(plain, out[:, :-1, sizes.rotated :])
         out[:, -1, : sizes.rotated] = shared

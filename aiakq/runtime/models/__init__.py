@@ -56,6 +56,8 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
         "Glm4MoeForCausalLM": "aiakq.runtime.models.glm4_moe",
         "DeepseekV2ForCausalLM": "aiakq.runtime.models.deepseek",
         "DeepseekV3ForCausalLM": "aiakq.runtime.models.deepseek",
+        "DeepseekV32ForCausalLM": "aiakq.runtime.models.deepseek_v32",
+        "GlmMoeDsaForCausalLM": "aiakq.runtime.models.deepseek_v32",
         "BambaForCausalLM": "aiakq.runtime.models.bamba",
         "FalconH1ForCausalLM": "aiakq.runtime.models.falcon_h1",
         "NemotronHForCausalLM": "aiakq.runtime.models.nemotron_h",

@@ -45,6 +45,11 @@ class DeepseekBuilder(SharedExpertsBuilder):
 
     def attention(self, layer: int) -> Attention:
         """Return latent attention with its projections."""
+        projection, output = self.latent_projections(layer)
+        return Attention(projection, output, self.attention_spec(layer), self.ops)
+
+    def latent_projections(self, layer: int) -> tuple[LatentProjection, LatentOutput]:
+        """Return the input and output projections of attention."""
         sizes, D, prefix = self.sizes, self.config.hidden_size, self.layer_name(layer, "self_attn")
         expand = self.weights.weight(f"{prefix}.kv_b_proj", sizes.heads * sizes.expanded, sizes.latent)
         keys, values = expand.unflatten(0, (sizes.heads, -1)).split([sizes.plain, sizes.value], dim=1)
@@ -56,8 +61,7 @@ class DeepseekBuilder(SharedExpertsBuilder):
             queries=None if self.query_rank is None else self.low_rank_queries(prefix, self.query_rank),
         )
         output = self.weights.linear(f"{prefix}.o_proj", D, sizes.heads * sizes.value, bias=self.attention_bias)
-        both = LatentOutput(self.ops.batched(values), output, sizes.heads)
-        return Attention(projection, both, self.attention_spec(layer), self.ops)
+        return projection, LatentOutput(self.ops.batched(values), output, sizes.heads)
 
     def first_projection(self, prefix: str) -> LinearLayer:
         """Return the fused projection to the queries (or their low-rank input), the latent and the shared key."""

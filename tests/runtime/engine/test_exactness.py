@@ -15,12 +15,13 @@ from aiakq.runtime.models import ARCHITECTURES
 
 NUM_PROMPTS = 32
 NEW_TOKENS = 16
-#: One for each way of computing: positions, windows, chunks, caps, sinks, latents, states, experts, parallel blocks,
-#: fallback. Other families differ only within the model, and run in FEW_MODES.
+#: One for each way of computing: positions, windows, chunks, caps, sinks, latents, an index, states, experts, parallel
+#: blocks, fallback. Other families differ only within the model, and run in FEW_MODES.
 EVERY_MODE = {
     "LlamaForCausalLM", "MistralForCausalLM", "OPTForCausalLM", "Gemma3ForCausalLM", "Gemma2ForCausalLM",
     "GptOssForCausalLM", "Llama4ForCausalLM", "Qwen2MoeForCausalLM", "CohereForCausalLM", "BloomForCausalLM",
     "DeepseekV3ForCausalLM", "Lfm2ForCausalLM", "Mamba2ForCausalLM", "Qwen3NextForCausalLM", "GPTNeoXForCausalLM",
+    "GlmMoeDsaForCausalLM",
 }  # fmt: skip
 FEW_MODES = ("preempted", "odd_pages")
 

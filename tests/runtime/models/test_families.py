@@ -214,6 +214,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "deepseek v3.2 with biases, yarn and a list of dense layers": (
+        "DeepseekV32ForCausalLM",
+        {
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense"],
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 300.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.7,
+            },
+        },
+        {},
+    ),
+    "glm 5 with a schedule of indices": (
+        "GlmMoeDsaForCausalLM",
+        {"num_hidden_layers": 4, "indexer_types": None, "index_topk_freq": 3, "index_skip_topk_offset": 1},
+        {"indexer_types": None, "mlp_layer_types": None},
+    ),
     "lfm2 in the old spelling, with biases": (
         "Lfm2ForCausalLM",
         {"conv_bias": True, "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3},

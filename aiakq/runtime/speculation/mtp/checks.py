@@ -23,6 +23,8 @@ def check_target(draft: EngineConfig) -> None:
     own = draft.model.raw.get("aiakq")
     if isinstance(own, dict) and ROTATION_KEY in own:
         raise _unsupported("for a rotated model, whose hidden states its layer was not trained for,")
+    if draft.model.raw.get("index_topk") is not None:
+        raise _unsupported("for a model whose attention selects positions by an index")
     if load.load_format == "dummy":
         raise _unsupported("with --load-format dummy")
     _check_tensors(draft, Checkpoint.open(load.path, load.weights, load.ignore_patterns, draft.model.raw))
