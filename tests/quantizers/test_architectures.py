@@ -49,6 +49,7 @@ DELTA_RULE = {
     "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 8,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
+GEMMA4 = {**HEADS, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 
 #: Model type -> its config; what is written is served.
 SERVED: dict[str, dict[str, Any]] = {
@@ -79,7 +80,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {**HEADS, **DELTA_RULE}, "qwen3_5_moe_text": {
         **EXPERTS, **HEADS, **DELTA_RULE, "shared_expert_intermediate_size": 32,
     },
-    "olmo_hybrid": DELTA_RULE,
+    "olmo_hybrid": DELTA_RULE, "gemma4_unified_text": {**GEMMA4, "per_layer_config": {"01": {"head_dim": 32}}},
     "longcat_flash": {
         **EXPERTS, **LATENT, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "zero_expert_num": 1, "moe_topk": 2,
         "num_layers": 2,
@@ -105,6 +106,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         **EXPERTS, **LATENT, "layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 2,
         "linear_head_dim": 32,
     },
+    "gemma4_text": {**GEMMA4, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 259},
 }  # fmt: skip
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi, latent attention.
@@ -114,6 +116,7 @@ SHARE = {
     ("olmo_hybrid", "weight_only_int8"),
     ("diffllama", "weight_only_int8"),
     ("mamba", "weight_only_int8"), ("mamba2", "awq"), ("recurrent_gemma", "weight_only_int8"),
+    ("gemma4_text", "gptq"),
 }  # fmt: skip
 
 

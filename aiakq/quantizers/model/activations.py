@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from aiakq.errors import error
 
 Result = TypeVar("Result")
+#: What to do about a model that cannot be run block by block.
+BLOCKS_HINT = "Models whose blocks map hidden states to hidden states can be quantized."
 #: What a module returns: hidden states, or a tuple that starts with them.
 Output = Tensor | tuple[Tensor, ...]
 #: Tokens at the beginning of the calibration data that every worker has: the sample on which searches evaluate
@@ -137,6 +139,43 @@ def first(output: Output) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
+def _run(block: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the hidden states that ``block`` makes of ``hidden``.
+
+    Raises ``unsupported`` for a block that leaves keys and values of these tokens in a dictionary, for other blocks.
+    """
+    own = {name: dict(value) for name, value in kwargs.items() if isinstance(value, dict)}
+    output = first(block(hidden, *args, **{**kwargs, **own}))
+    for name, values in own.items():
+        given = kwargs[name]
+        if values.keys() != given.keys() or any(values[key] is not given[key] for key in values):
+            what = f"Quantizing blocks of the type {type(block).__name__} that read keys and values of earlier ones"
+            raise error("unsupported", what=what, hint=BLOCKS_HINT)
+    return output
+
+
+def same_arguments(some: Sequence[Call], others: Sequence[Call]) -> bool:
+    """Whether blocks are called with the same tensors, their first arguments aside, the hidden states."""
+    seen: set[tuple[int, int]] = set()
+
+    def is_same(one: object, other: object) -> bool:
+        if (id(one), id(other)) in seen:  # most blocks get the same position tables
+            return True
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            seen.add((id(one), id(other)))
+            return torch.equal(one, other)
+        if isinstance(one, dict) and isinstance(other, dict):
+            return all(is_same(one[key], other[key]) for key in one.keys() & other.keys())
+        if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+            return all(map(is_same, one, other))
+        return True
+
+    return all(
+        is_same(one.args[1:], other.args[1:]) and is_same(one.kwargs, other.kwargs)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
 def _in_memory_bytes(item: Tensor | _Spilled | None) -> int:
     """Return the bytes that an item takes in memory: a file, or a tensor on a GPU, takes none."""
     return item.nbytes if isinstance(item, Tensor) and item.device.type == "cpu" else 0
@@ -173,7 +212,7 @@ class Activations:
         args, kwargs = (
             (call.args, call.kwargs) if device == self.device else _to_device((call.args, call.kwargs), device)
         )
-        return first(block(hidden, *args, **kwargs))
+        return _run(block, hidden, args, kwargs)
 
     def run_with_gradient(
         self, block: nn.Module, index: int, batch: int, device: torch.device
@@ -187,7 +226,7 @@ class Activations:
             hidden = self.hidden[batch].to(device).clone().requires_grad_(True)
             call = self.calls[tuple(hidden.shape[:2])][index]
             args, kwargs = _map_tensors((call.args, call.kwargs), lambda tensor: tensor.to(device).clone())
-            return hidden, first(block(hidden, *args, **kwargs))
+            return hidden, _run(block, hidden, args, kwargs)
 
     def spread(
         self, block: nn.Module, batches: Iterable[int], work: Callable[[nn.Module, int, torch.device], Result]
@@ -234,7 +273,7 @@ class Activations:
             args, kwargs = _first_row(args, rows), _first_row(kwargs, rows)
         if tokens is not None:
             args, kwargs = _first_tokens(args, length, tokens), _first_tokens(kwargs, length, tokens)
-        return first(block(hidden[:, :tokens], *args, **kwargs))
+        return _run(block, hidden[:, :tokens], args, kwargs)
 
     def sample_forward(self, block: nn.Module, index: int, tokens: int) -> Callable[[], Tensor] | None:
         """Bind ``run_one`` to the first sequence of the sample whose output is mostly finite; None if there is none.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.errors import error
-from aiakq.quantizers.model.activations import Activations, Call, HiddenStates
+from aiakq.quantizers.model.activations import BLOCKS_HINT, Activations, Call, HiddenStates, same_arguments
 from aiakq.quantizers.model.source import SourceModel
 
 #: A label that counts for nothing.
@@ -45,6 +45,8 @@ def capture(
     hidden = HiddenStates() if hidden is None else hidden
     calls: dict[tuple[int, ...], list[Call]] = {}
     with _record_calls(model.blocks) as (record, outputs), torch.inference_mode():
+        if len(batches):
+            _check_blocks(model, batches[0], record)
         for number, ids in enumerate(batches):
             reached = _run_outside(model, ids, record)[0].args[0]
             if here is None or number in here:
@@ -60,6 +62,24 @@ def capture(
     for _, module in outside:
         model.drop(module)
     return Activations(hidden, calls, model.device, outputs[0], model.others)
+
+
+def _check_blocks(model: SourceModel, ids: Tensor, record: list[Call]) -> None:
+    """Raise ``unsupported`` for blocks that need more than the hidden states of the tokens: a batch is replayed with
+    what blocks were called with for another one of its shape.
+
+    ids: [B, T] int64. ``record`` is that of ``_record_calls``.
+    """
+    calls, reason = _run_outside(model, ids, record), ""
+    if calls[0].args[0].shape[:-1] != ids.shape:
+        reason = "take several hidden states of a token"
+    elif getattr(model.config, "num_kv_shared_layers", None):
+        reason = "read keys and values of earlier ones"
+    elif not same_arguments(calls, _run_outside(model, ids.flip(-1), record)):
+        reason = "read more of a token than its hidden state"
+    if reason:
+        what = f"Quantizing {type(model.model).__name__}, whose blocks {reason},"
+        raise error("unsupported", what=what, hint=BLOCKS_HINT)
 
 
 def _run_outside(model: SourceModel, ids: Tensor, record: list[Call]) -> list[Call]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,21 +48,23 @@ class TensorNames:
                 return None if merged is not None else name
         return None
 
-    def joined(self, stored: Iterable[str]) -> dict[str, Joined]:
+    def joined(self, stored: Collection[str]) -> dict[str, Joined]:
         """Return the parameters that are the tensors ``stored`` side by side, and nothing else, by name."""
         found: dict[str, dict[int, str]] = {}
-        joins: dict[str, WeightConverter] = {}
-        for source in stored:
-            for rule in self._converters:
+        rules: dict[str, tuple[int, int]] = {}  # number of parts, and the dimension
+        for rule in self._converters:
+            join = rule.operations[0]
+            if len(rule.operations) > 1 or not isinstance(join, Concatenate):
+                continue
+            for source in stored:
                 name, pattern = rename_source_key(source, self._renamings, [rule], self._base, self._state)
-                is_join = len(rule.operations) == 1 and isinstance(rule.operations[0], Concatenate)
-                if pattern is not None and is_join and name in self._state:
+                if pattern is not None and name in self._state:
                     found.setdefault(name, {})[rule.source_patterns.index(pattern)] = source
-                    joins[name] = rule
+                    rules[name] = len(rule.source_patterns), join.dim
         return {
-            name: Joined(tuple(parts[index] for index in sorted(parts)), joins[name].operations[0].dim)
+            name: Joined(tuple(parts[index] for index in sorted(parts)), rules[name][1])
             for name, parts in found.items()
-            if len(parts) == len(joins[name].source_patterns)
+            if len(parts) == rules[name][0]
         }
 
     def renamed(self, stored: str) -> str:

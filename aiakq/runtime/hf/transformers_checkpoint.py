@@ -69,7 +69,7 @@ def _unused(info: Mapping[str, Any], checkpoint: Checkpoint) -> list[str]:
 
 
 def _load(
-    hf_config: object, config: EngineConfig, checkpoint: Checkpoint, options: dict[str, object]
+    hf_config: Any, config: EngineConfig, checkpoint: Checkpoint, options: dict[str, object]
 ) -> tuple[object, dict[str, object]]:
     """Return the model and transformers' loading info.
 

@@ -249,6 +249,7 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
     if hasattr(hf_config, "quantization_config"):
         # transformers would use another library for the quantized layers; they are replaced with aiakq's.
         del hf_config.quantization_config
+    beside_text: frozenset[str] = frozenset()
     options: dict[str, object] = {
         "dtype": config.device.dtype,
         "attn_implementation": name,
@@ -258,7 +259,7 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
         if config.load.load_format == "dummy":
             torch.manual_seed(config.load.seed)
             hf: Any = AutoModelForCausalLM.from_config(hf_config, **options)
-            missed, beside_text = MissedTensors(str(config.load.path)), frozenset()
+            missed = MissedTensors(str(config.load.path))
         else:
             hf, missed, beside_text = load_checkpoint(hf_config, config, options)
     if not _attention_replaceable(hf):
