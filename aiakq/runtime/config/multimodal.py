@@ -94,6 +94,8 @@ class MultimodalConfig:
         refusal = _refusal(args, architecture, has_draft_model)
         if not refusal and type(token) is not int:
             refusal = "config.json has no image_token_id"
+        if not refusal and not max_items:
+            refusal = "--limit-mm-per-prompt allows none"
         return MultimodalConfig(
             architecture=architecture,
             folder=folder,

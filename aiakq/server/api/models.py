@@ -60,7 +60,7 @@ def _model_card(service: Service, name: str) -> ModelCard:
         parent=None if adapter is None else service.model.adapters.base(name),
         max_model_len=service.model.limits.max_model_len,
         vocab_size=service.model.limits.vocab_size,
-        input_modalities=["text"] if service.model.limits.media.refusal else ["text", "image"],
+        input_modalities=["text", "image"] if service.max_images else ["text"],
         default_sampling=dict(service.model.default_sampling),
     )
 

@@ -91,6 +91,12 @@ class Service:
         least = 0 if self.model.limits.media.refusal else MIN_TOTAL_IMAGE_BYTES
         return self.options.max_total_body_bytes or max(least, 32 * self.max_body_bytes)
 
+    @property
+    def max_images(self) -> int:
+        """Maximum number of images of a prompt; 0 if the model reads none, or they cannot be preprocessed."""
+        media, failure = self.model.limits.media, self.renderer.text.loaded.image_failure
+        return 0 if media.refusal or failure is not None else media.max_items
+
     @cached_property
     def max_values(self) -> int:
         """Number of values that a request body may have at least, such as token ids."""

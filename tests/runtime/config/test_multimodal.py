@@ -37,6 +37,12 @@ def test_images_that_are_not_computed_are_refused_by_name(changes, reason):
     assert config is not None and reason in config.refusal
 
 
+def test_a_limit_of_no_images_leaves_out_their_encoder():
+    args = EngineArguments(model="m", limit_mm_per_prompt={"image": 0})
+    config = MultimodalConfig.from_args(args, "folder", RAW)
+    assert config is not None and config.refusal == "--limit-mm-per-prompt allows none"
+
+
 def test_keys_of_the_language_model_beside_its_vision_config():
     raw = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "image_token_id": 3}
     raw |= {
