@@ -26,7 +26,7 @@ from aiakq.quantizers.model.plain_linears import plain_linears, take_weight
 from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.model.skeleton import find_blocks, find_decoder, says_tied, skeleton
 from aiakq.quantizers.rotation.rotation import Rotation, rotation_of
-from aiakq.runtime.hf.tensor_names import TensorNames
+from aiakq.runtime.hf.tensor_names import Joined, TensorNames
 from aiakq.runtime.lora.adapter_folder import LoraWeights
 
 #: Last parts of the names of row-parallel linears, whose outputs are reduced over GPUs and whose inputs are sharded.
@@ -72,12 +72,7 @@ class SourceModel:
         self._text_modules = (f"{self.decoder}.", *heads)
         self.blocks_name, self.blocks = find_blocks(text, self.decoder)
         self._renamed = _renamed(self.model, checkpoint)
-        #: Parameters of several tensors of the file, which are copied as they are; linears would be quantized.
-        self._joined = {
-            name: joined
-            for name, joined in TensorNames(self.model).joined(checkpoint.inventory).items()
-            if not isinstance(self.model.get_submodule(name.rpartition(".")[0]), nn.Linear)
-        }
+        self._joined = _joined(self.model, checkpoint)
         named = [(self.block_prefix(index), block) for index, block in enumerate(self.blocks)]
         self.experts = unfuse_experts(named, self.config.model_type)
         # transformers keeps embeddings outside the blocks under names of its own; only blocks must map one to one.
@@ -389,6 +384,14 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
             raise error("not_finite", what=f"{name} (up to {largest:.3g}) as {dtype}", hint="Use -t bf16.")
         raise error("not_finite", what=name, hint="The source checkpoint is damaged; fetch it again.")
     return result
+
+
+def _joined(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Joined]:
+    """Return the parameters that the file holds in several tensors, which are copied as they are, by name; not those of
+    linears, which would be quantized."""
+    found = TensorNames(model).joined(checkpoint.inventory)
+    modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in found}
+    return {name: joined for name, joined in found.items() if not isinstance(modules[name], nn.Linear)}
 
 
 def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:

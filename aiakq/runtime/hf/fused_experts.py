@@ -79,7 +79,7 @@ class SeparateExperts(nn.Module):
         self.zero_experts = zero_experts
 
     def passed(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return the output of the experts that return their input, zeros without any; shapes as for ``forward``."""
+        """Return the output [T, K] of the experts that return their input, zeros without any; see ``forward``."""
         if not self.zero_experts:
             return torch.zeros_like(hidden_states)
         is_zero = (top_k_index >= self.count) & (top_k_index < self.count + self.zero_experts)
