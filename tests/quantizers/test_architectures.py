@@ -85,6 +85,11 @@ SERVED: dict[str, dict[str, Any]] = {
     "solar_open": {**EXPERTS, **HEADS, "first_k_dense_replace": 0}, "stablelm": {},
     "codegen": {**GPT2, "rotary_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4, "window_size": 8},
+    "olmo_hybrid": DELTA_RULE,
+    "kimi_linear": {
+        **EXPERTS, **LATENT, "layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 8,
+        "linear_head_dim": 32,
+    },
     "minimax": {**HEADS, **LOCAL, "layer_types": ["linear_attention", "full_attention"], "block_size": 16},
 }  # fmt: skip
 #: What is written is for other programs, and the report says so.
@@ -93,11 +98,7 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
-    "recurrent_gemma": {"lru_width": 64, **HEADS}, "olmo_hybrid": DELTA_RULE,
-    "kimi_linear": {
-        **EXPERTS, **LATENT, "layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 2,
-        "linear_head_dim": 32,
-    },
+    "recurrent_gemma": {"lru_width": 64, **HEADS},
 }  # fmt: skip
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi, latent attention.

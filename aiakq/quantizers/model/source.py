@@ -71,7 +71,10 @@ class SourceModel:
         heads = (f"{name}." for name, module in self.model.named_modules() if module is head)
         self._text_modules = (f"{self.decoder}.", *heads)
         self.blocks_name, self.blocks = find_blocks(text, self.decoder)
-        self._renamed = _renamed(self.model, checkpoint)
+        names = TensorNames(self.model)
+        self._renamed = _renamed(self.model, checkpoint, names)
+        #: Names outside linear layers -> the tensors of the checkpoint that transformers concatenates there.
+        self._concatenated = _concatenated(self.model, checkpoint, names)
         named = [(self.block_prefix(index), block) for index, block in enumerate(self.blocks)]
         self.experts = unfuse_experts(named, self.config.model_type)
         # transformers keeps embeddings outside the blocks under names of its own; only blocks must map one to one.
@@ -86,7 +89,8 @@ class SourceModel:
         self._module_names: dict[str, list[str]] = {}
         for name, source in self._source_names.items():
             if source is not None:
-                self._module_names.setdefault(source, []).append(name)
+                for part in self._concatenated.get(name, [source]):
+                    self._module_names.setdefault(part, []).append(name)
         for name, module in self.model.named_modules():
             if self.is_beside(name):  # nothing is loaded there, but models look at parameters for their device
                 empty = nn.Parameter(torch.empty(0, device=device), requires_grad=False)
@@ -154,6 +158,8 @@ class SourceModel:
             for candidate in (spelled, spelled.removeprefix(base), base + spelled):
                 if candidate in self.checkpoint.inventory:
                     return candidate
+        if name in self._concatenated:
+            return self._concatenated[name][0]
         return next((self._renamed[spelled] for spelled in spellings if spelled in self._renamed), None)
 
     def _spellings(self, name: str) -> list[str]:
@@ -197,6 +203,9 @@ class SourceModel:
                 stored_name = self.stored_name(name)
                 if name in done or stored_name in done:
                     continue
+                if name in self._concatenated:
+                    yield source, cast(self.checkpoint.tensor(source), source, self.storage)
+                    continue
                 if self.is_beside(name):
                     yield source, self.checkpoint.tensor(source)  # bit for bit
                     continue
@@ -219,7 +228,8 @@ class SourceModel:
 
     def _tensor(self, name: str, source: str, shape: torch.Size | None) -> Tensor:
         """Read the model's tensor ``name`` from the checkpoint's ``source``, padded to the model's ``shape``."""
-        tensor = self.checkpoint.tensor(source)
+        parts = [self.checkpoint.tensor(part) for part in self._concatenated.get(name, [source])]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         part = self.experts.fused.get(name)
         if part is not None and tensor.dim() == 3:
             tensor = tensor[part.expert] if part.expert < len(tensor) else tensor
@@ -382,9 +392,20 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
     return result
 
 
-def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
+def _concatenated(model: nn.Module, checkpoint: Checkpoint, names: TensorNames) -> dict[str, list[str]]:
+    """Return the names of parameters outside linear layers that transformers concatenates from several tensors -> the
+    names of these in order."""
+    found: dict[str, dict[int, str]] = {}
+    for source in checkpoint.inventory:
+        place = names.concatenated(source)
+        if place is not None and not isinstance(model.get_submodule(place[0].rpartition(".")[0]), nn.Linear):
+            found.setdefault(place[0], {})[place[1]] = source
+    return {name: [parts[place] for place in sorted(parts)] for name, parts in found.items()}
+
+
+def _renamed(model: nn.Module, checkpoint: Checkpoint, names: TensorNames) -> dict[str, str]:
     """Return the names of parameters and buffers, or of their parts, that transformers fills from a tensor whose name
     differs by more than the outermost module's prefix -> that name."""
-    names, base = TensorNames(model), f"{model.base_model_prefix}."
+    base = f"{model.base_model_prefix}."
     source_names = {names.own(source) or names.renamed(source): source for source in checkpoint.inventory}
     return {own: source for own, source in source_names.items() if own.removeprefix(base) != source.removeprefix(base)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, rename_source_key
 
 
 class TensorNames:
@@ -28,6 +28,18 @@ class TensorNames:
             if name in self._state:
                 return None if merged is not None else name
         return None
+
+    def concatenated(self, stored: str) -> tuple[str, int] | None:
+        """Return the parameter whose rows are those of the tensor ``stored`` and of others, and the place of ``stored``
+        among them; None if there is none.
+        """
+        name, pattern = rename_source_key(stored, self._renamings, self._converters, self._base, self._state)
+        if pattern is None or name not in self._state:
+            return None
+        rule = next(rule for rule in self._converters if pattern in rule.source_patterns)
+        operation = rule.operations[0]
+        rows = len(rule.operations) == 1 and isinstance(operation, Concatenate) and operation.dim == 0
+        return (name, rule.source_patterns.index(pattern)) if rows else None
 
     def renamed(self, stored: str) -> str:
         """Return the name of the tensor ``stored`` by the rules that do not merge it with others."""
