@@ -93,6 +93,11 @@ SERVED: dict[str, dict[str, Any]] = {
     "solar_open": {**EXPERTS, **HEADS, "first_k_dense_replace": 0}, "stablelm": {},
     "codegen": {**GPT2, "rotary_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4, "window_size": 8},
+    "olmo_hybrid": DELTA_RULE,
+    "kimi_linear": {
+        **EXPERTS, **LATENT, "layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 8,
+        "linear_head_dim": 32,
+    },
     "minimax": {**HEADS, **LOCAL, "layer_types": ["linear_attention", "full_attention"], "block_size": 16},
 }  # fmt: skip
 #: What is written is for other programs, and the report says so.
@@ -102,10 +107,6 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"lru_width": 64, **HEADS},
-    "kimi_linear": {
-        **EXPERTS, **LATENT, "layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 2,
-        "linear_head_dim": 32,
-    },
     "gemma4_text": {**GEMMA4, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 259},
 }  # fmt: skip
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")

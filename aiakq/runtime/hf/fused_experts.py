@@ -220,7 +220,10 @@ def _spelling(model_type: str) -> Spelling:
     names: dict[str, list[str]] = {}
     renames = []
     for rule in get_checkpoint_conversion_mapping(model_type) or []:
-        sources, targets = list(rule.source_patterns), list(rule.target_patterns)
+        sources, targets = (
+            [pattern.replace(r"\.", ".") for pattern in patterns]
+            for patterns in (rule.source_patterns, rule.target_patterns)
+        )
         last = targets[0].rpartition(".")[2] if targets else ""
         if "experts" in (targets[0] if targets else "") and last in ("gate_up_proj", "up_proj", "down_proj"):
             matches = [re.search(r"experts\.\*\.(\w+)\.weight", pattern) for pattern in sources]

@@ -45,9 +45,12 @@ class KimiLinearBuilder(DeepseekBuilder):
     def layer_name(self, layer: int, name: str) -> str:
         """Return the full name of a part of a layer; transformers writes dense MLPs under the name of the experts."""
         full = super().layer_name(layer, name)
-        other = full.replace(".mlp.", f".{self.experts}.")
-        is_stored = other != full and (self.weights.has(f"{other}.weight") or self.weights.is_packed(other))
-        return other if is_stored else full
+        return self.stored_name(full, full.replace(".mlp.", f".{self.experts}."))
+
+    def stored_name(self, name: str, other: str) -> str:
+        """Return ``other`` if the checkpoint has a linear layer of that name, or else ``name``."""
+        is_stored = self.weights.has(f"{other}.weight") or self.weights.is_packed(other)
+        return other if is_stored else name
 
     def attention(self, layer: int) -> Mixer:
         """Return latent attention or the delta rule, depending on the layer."""
@@ -71,15 +74,16 @@ class KimiLinearBuilder(DeepseekBuilder):
             a_log=weights.tensor(f"{prefix}.A_log", 1, 1, H, 1, dtype=torch.float32).flatten(),
             step_bias=weights.tensor(f"{prefix}.dt_bias", width, dtype=torch.float32),
         )
-        names = [
-            *((f"{prefix}.{each}_proj", width) for each in "qkv"),
-            *((f"{prefix}.{each}_a_proj", head) for each in "fg"),
+        # What transformers' class calls them is what `aiakq quantize` writes.
+        steps = [
+            self.stored_name(f"{prefix}.{each}", f"{prefix}.forget_gate.{each}") for each in ("f_a_proj", "f_b_proj")
         ]
+        names = [*((f"{prefix}.{each}_proj", width) for each in "qkv"), (steps[0], head), (f"{prefix}.g_a_proj", head)]
         weight = weights.tensor(f"{prefix}.o_norm.weight", head).repeat(H)
         return KimiDeltaAttention(
             weights.stacked(names, D),
             weights.linear(f"{prefix}.b_proj", H, D, role=REPLICATED),
-            weights.linear(f"{prefix}.f_b_proj", width, head),
+            weights.linear(steps[1], width, head),
             weights.linear(f"{prefix}.g_b_proj", width, head),
             ConvolutionSpec(self.taps(prefix, width), silu=True),
             spec,

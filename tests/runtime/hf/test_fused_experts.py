@@ -16,6 +16,16 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "nu
     [
         ("mixtral", {"num_local_experts": 4}, "model.layers.0.block_sparse_moe.experts.3.w2"),
         ("phimoe", {"num_local_experts": 4}, "model.layers.0.block_sparse_moe.experts.3.w2"),
+        (
+            "kimi_linear",
+            {
+                "num_local_experts": 4,
+                "moe_intermediate_size": 96,
+                "num_experts_per_tok": 2,
+                "mlp_layer_types": ["sparse"] * 2,
+            },
+            "model.layers.0.block_sparse_moe.experts.3.w2",
+        ),
         ("olmoe", {"num_experts": 4}, "model.layers.0.mlp.experts.3.down_proj"),
         ("granitemoe", {"num_local_experts": 4}, "model.layers.0.block_sparse_moe.experts.3.down_proj"),
     ],
