@@ -93,7 +93,6 @@ SERVED: dict[str, dict[str, Any]] = {
     "solar_open": {**EXPERTS, **HEADS, "first_k_dense_replace": 0}, "stablelm": {},
     "codegen": {**GPT2, "rotary_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4, "window_size": 8},
-    "olmo_hybrid": DELTA_RULE,
     "kimi_linear": {
         **EXPERTS, **LATENT, "layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 8,
         "linear_head_dim": 32,

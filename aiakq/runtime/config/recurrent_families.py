@@ -109,11 +109,12 @@ RECURRENT_FAMILIES: dict[str, Family] = {
             num_local_experts=8,
             layer_types=None,
             rotary_dim=None,
-            **{
-                f"{part}_{name}_factor": 1.0
-                for part in ("full_attn", "linear_attn", "mlp")
-                for name in ("alpha", "beta")
-            },
+            full_attn_alpha_factor=1.0,
+            full_attn_beta_factor=1.0,
+            linear_attn_alpha_factor=1.0,
+            linear_attn_beta_factor=1.0,
+            mlp_alpha_factor=1.0,
+            mlp_beta_factor=1.0,
         ),
         aliases={"num_experts": "num_local_experts"},
         fixed={

@@ -66,7 +66,7 @@ class NemotronHBuilder(SharedExpertsBuilder):
         prefix = self.layer_name(layer, "mixer")
         if self.config.layer_kinds[layer] == "mlp":
             return self.plain(prefix, self.config.intermediate_size)
-        return self.experts(prefix)
+        return self.mixture(prefix)
 
     @property
     def act(self) -> Activation:
@@ -80,7 +80,7 @@ class NemotronHBuilder(SharedExpertsBuilder):
         up = self.weights.linear(f"{prefix}.up_proj", width, D, bias=self.mlp_bias, role=Column(down, "u"))
         return PlainMLP(up, down, self.act)
 
-    def experts(self, prefix: str) -> SparseMLP:
+    def mixture(self, prefix: str) -> SparseMLP:
         """Return the routed experts at ``prefix`` with the shared one. Raises ``unsupported`` for latents."""
         config, raw, weights, D = self.config, self.raw, self.weights, self.config.hidden_size
         if raw.get("moe_latent_size") is not None:
