@@ -116,7 +116,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "flex_olmo": EXPERTS, "gemma": HEADS, "gemma2": {**HEADS, **WINDOW},
         "gemma3_text": {**HEADS, **WINDOW, **FOUR}, "glm": HEADS, "glm4": HEADS, "glm4_moe": {**HEADS, **EXPERTS},
         "glm4_moe_lite": {**EXPERTS, **LATENT},
-        "glm_moe_dsa": {**EXPERTS, **LATENT, **INDEX, "indexer_types": ["full", "shared"]},
+        "glm_moe_dsa": {**EXPERTS, **LATENT, **INDEX},
         "gpt-sw3": GPT2, "gpt2": GPT2, "gpt_bigcode": GPT2,
         "gpt_neo": {
             "attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4, "window_size": 24,
@@ -273,6 +273,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere, norms of heads": ("cohere", {"use_qk_norm": True}),
     "olmo, clipped": ("olmo", {"clip_qkv": 0.5}),
     "deepseek_v2, no query latent": ("deepseek_v2", {**EXPERTS, **LATENT, "q_lora_rank": None}),
+    "glm_moe_dsa, a shared index": (
+        "glm_moe_dsa", {**EXPERTS, **LATENT, **INDEX, "indexer_types": ["full", "shared"]},
+    ),
     "deepseek_v3, groups of experts": (
         "deepseek_v3",
         {**EXPERTS, **LATENT, "n_routed_experts": 8, "num_local_experts": 8, "n_group": 4, "topk_group": 2},

@@ -38,6 +38,8 @@ _LATENT = {
     "routed_scaling_factor": 1.5,
     "first_k_dense_replace": 1,
 }
+#: Enough index heads that no two scores are equal: transformers breaks ties in no stated order.
+_INDEXED = {**_LLAMA_LIKE, **_LATENT, "index_topk": 8, "index_head_dim": 32, "index_n_heads": 16}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 24, "mamba_n_groups": 2, "mamba_chunk_size": 16}
 _DELTA_RULE = {
     "num_hidden_layers": 3,
@@ -379,11 +381,9 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "CodeGenForCausalLM": ("codegen", {**_GPT2, "rotary_dim": 16}),
     "GPTNeoForCausalLM": (
         "gpt_neo",
-        {
-            "vocab_size": 320, "hidden_size": 128, "num_layers": 2, "num_heads": 4, "window_size": 8,
-            "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 512,
-            "bos_token_id": 0, "eos_token_id": 1,
-        },
+        {"vocab_size": 320, "hidden_size": 128, "num_layers": 2, "num_heads": 4, "window_size": 8,
+         "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 512,
+         "bos_token_id": 0, "eos_token_id": 1},
     ),
     "SeedOssForCausalLM": ("seed_oss", {**_LLAMA_LIKE, "head_dim": 48, "attention_out_bias": True}),
     "Ernie4_5ForCausalLM": ("ernie4_5", {**_LLAMA_LIKE, "head_dim": 48, "use_bias": True}),
@@ -414,17 +414,9 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**{name: each for name, each in {**_LLAMA_LIKE, **_LATENT}.items() if name != "first_k_dense_replace"},
          "mlp_layer_types": ["dense", "sparse"]},
     ),
-    # Enough index heads that no two scores are equal: transformers breaks ties in no stated order.
-    "DeepseekV32ForCausalLM": (
-        "deepseek_v32",
-        {**_LLAMA_LIKE, **_LATENT, "n_group": 2, "topk_group": 1, "index_topk": 8, "index_head_dim": 32,
-         "index_n_heads": 16},
-    ),
+    "DeepseekV32ForCausalLM": ("deepseek_v32", {**_INDEXED, "n_group": 2, "topk_group": 1}),
     "GlmMoeDsaForCausalLM": (
-        "glm_moe_dsa",
-        {**_LLAMA_LIKE, **_LATENT, "num_hidden_layers": 3, "index_topk": 8, "index_head_dim": 32, "index_n_heads": 16,
-         "indexer_types": ["full", "full", "shared"]},
-    ),
+        "glm_moe_dsa", {**_INDEXED, "num_hidden_layers": 3, "indexer_types": ["full", "full", "shared"]}),
     "Dots1ForCausalLM": (
         "dots1",
         {
@@ -435,10 +427,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "SolarOpenForCausalLM": (
         "solar_open",
-        {
-            **_LLAMA_LIKE, "head_dim": 48, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1,
-            "moe_intermediate_size": 128, "attention_bias": True,
-        },
+        {**_LLAMA_LIKE, "head_dim": 48, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1,
+         "moe_intermediate_size": 128, "attention_bias": True},
     ),
     "MiniMaxM2ForCausalLM": (
         "minimax_m2",

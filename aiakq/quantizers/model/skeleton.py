@@ -60,6 +60,9 @@ def skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[st
         reason = " ".join(str(problem).split()[:40]).rstrip(".") or type(problem).__name__
         architecture = (config_json.get("architectures") or [config_json.get("model_type")])[0]
         raise _unsupported(architecture, f"transformers cannot build it: {reason}") from problem
+    if "shared" in (getattr(config, "indexer_types", None) or ()):
+        what = f"Running {type(model).__name__} block by block, of which some share the index of another,"
+        raise error("unsupported", what=what, hint="Models whose blocks all have an index can be quantized.")
     return model.eval()
 
 

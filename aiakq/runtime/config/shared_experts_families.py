@@ -140,8 +140,9 @@ SHARED_EXPERTS: dict[str, Family] = {
             },
         ),
         aliases=_INDEXED_ALIASES,
-        fixed={**_INDEXED_FIXED, "indexer_rope_interleave": (True,)},
-        unread=frozenset({"qk_head_dim", "head_dim"}),
+        fixed={**_INDEXED_FIXED, "indexer_rope_interleave": (True,), "moe_router_dtype": ("float32",)},
+        # The last one is about the layer for multi-token prediction.
+        unread=frozenset({"qk_head_dim", "head_dim", "index_share_for_mtp_iteration"}),
         kinds=_INDEXED_KINDS,
     ),
     "glm4_moe_lite": Family(

@@ -38,6 +38,11 @@ DEEPSEEK, GLM = "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"
         (DEEPSEEK, {"mlp_layer_types": ["dense", "moe"]}, "mlp_layer_types"),
         (DEEPSEEK, {"mlp_bias": True}, "mlp_bias"),
         (DEEPSEEK, {"index_topk": 0}, "index_topk"),
+        (
+            DEEPSEEK,
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
         (GLM, {"indexer_types": ["full", "shared"]}, "3 times one of full, shared"),
         (GLM, {"indexer_types": ["shared", "full", "full"]}, "its first layer has no index of its own"),
         (GLM, {"indexer_types": None, "index_topk_pattern": "FSX"}, "index_topk_pattern"),
@@ -57,6 +62,21 @@ def test_a_pattern_says_which_layers_share(tiny_model: Callable[..., Path]) -> N
     config = {**checkpoint.config, "indexer_types": None, "index_topk_pattern": "FFS"}
     expected = required_tensors(ModelConfig.from_hf(checkpoint.config), checkpoint)
     assert required_tensors(ModelConfig.from_hf(config), checkpoint) == expected
+
+
+def test_the_keys_of_published_files_are_known(tiny_model: Callable[..., Path]) -> None:
+    published: dict[str, dict[str, Any]] = {
+        DEEPSEEK: {"ep_size": 1, "moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+        GLM: {
+            "head_dim": 192, "qk_head_dim": 256, "index_share_for_mtp_iteration": True, "index_topk_pattern": None,
+            "index_topk_freq": 4, "index_skip_topk_offset": 3, "indexer_rope_interleave": True, "rope_interleave": True,
+            "moe_router_dtype": "float32", "num_nextn_predict_layers": 1, "ep_size": 1, "moe_layer_freq": 1,
+        },
+    }  # fmt: skip
+    for architecture, keys in published.items():
+        checkpoint = Checkpoint.open(tiny_model(architecture))
+        expected = required_tensors(ModelConfig.from_hf(checkpoint.config), checkpoint)
+        assert required_tensors(ModelConfig.from_hf({**checkpoint.config, **keys}), checkpoint) == expected
 
 
 def test_gpus_are_refused(tiny_model: Callable[..., Path]) -> None:
