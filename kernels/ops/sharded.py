@@ -171,11 +171,8 @@ class ShardedEmbedding:
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [T] int64 -> [T, D]."""
-        if self._layer is None:
-            out = torch.empty(len(ids), 0, dtype=self._dtype, device=ids.device)
-        else:
-            out = self._layer(ids)
-        return self._collective.gather(out, self._bounds)
+        empty = torch.empty(len(ids), 0, dtype=self._dtype, device=ids.device)
+        return self._collective.gather(empty if self._layer is None else self._layer(ids), self._bounds)
 
 
 class ShardedRows:
@@ -262,16 +259,16 @@ class ShardedAttention:
         self._bounds = [bound * spec.value_dim for bound in ops.head_bounds(spec)]
         first = ops.head_bounds(spec)[ops.collective.rank]
         kv_head = first * spec.num_kv_heads // spec.num_heads
-        self._head, self._kv_head = first, kv_head
+        heads, kv_heads = (0, 0) if local is None else (local.num_heads, local.num_kv_heads)
+        self._heads, self._kv_heads = slice(first, first + heads), slice(kv_head, kv_head + kv_heads)
         self._starts = first * spec.head_dim, kv_head * spec.head_dim, kv_head * spec.value_dim
 
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
         """qkv [T, sum of spec.widths] -> [T, H * value_dim], with local widths instead of these on either side if so
         specified; writes this rank's keys and values to ``cache``.
         """
-        if self._own is None:
-            out = torch.empty(len(qkv), 0, dtype=qkv.dtype, device=qkv.device)
-        else:
+        out = torch.empty(len(qkv), 0, dtype=qkv.dtype, device=qkv.device)
+        if self._own is not None:
             out = self._own(qkv if self._local_inputs else self._local_part(qkv), positions, cache, context)
         return out if self._local_outputs else self._collective.gather(out, self._bounds)
 
@@ -288,17 +285,13 @@ class ShardedAttention:
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Store this rank's of the key heads [T, Hkv, D] and value heads [T, Hkv, value_dim] at ``slots`` [T]."""
-        if self._own is not None and self._local is not None:
-            heads = slice(self._kv_head, self._kv_head + self._local.num_kv_heads)
-            self._own.write(key[:, heads], value[:, heads], cache, slots)
+        if self._own is not None:
+            self._own.write(key[:, self._kv_heads], value[:, self._kv_heads], cache, slots)
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
         """Attention of query [T, H, D] over this rank's heads, gathered from all ranks -> [T, H, value_dim]."""
-        if self._own is None or self._local is None:
-            out = torch.empty(len(query), 0, dtype=query.dtype, device=query.device)
-        else:
-            heads = slice(self._head, self._head + self._local.num_heads)
-            out = self._own.attend(query[:, heads], cache, context).flatten(1)
+        empty = query.new_empty(len(query), 0)
+        out = empty if self._own is None else self._own.attend(query[:, self._heads], cache, context).flatten(1)
         return self._collective.gather(out, self._bounds).unflatten(1, (self._spec.num_heads, -1))
 
 

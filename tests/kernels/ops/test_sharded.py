@@ -6,6 +6,7 @@ import torch
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.parallel import ExpertRole
 from aiakq.kernels.ops.sharded import ShardedExperts, ShardedOps, head_shares, shares
+from aiakq.kernels.types import AttentionContext, AttentionSpec
 
 
 @pytest.mark.parametrize(
@@ -79,3 +80,36 @@ def test_experts_are_whole_on_their_rank_and_not_loaded_on_others(ops):
 def test_experts_without_their_role_are_shared_by_their_rows(ops):
     pairs = [(ops.dense(torch.randn(64, 32)), ops.dense(torch.randn(32, 32))) for _ in range(2)]
     assert not isinstance(ops.experts(pairs, ops.activation("silu")), ShardedExperts)
+
+
+class OneOf:
+    """A rank that puts its own columns in place and leaves those of others 0, so that the sum of all ranks is whole."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def gather(self, x, bounds):
+        out = x.new_zeros(len(x), bounds[-1])
+        out[:, bounds[self.rank] : bounds[self.rank + 1]] = x
+        return out
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize(
+    "spec", [AttentionSpec(5, 1, 24, 0.3, value_dim=16, latent=True), AttentionSpec(8, 4, 16, 0.25)]
+)
+def test_ranks_write_and_attend_to_keys_separately(size, spec):
+    T, whole = 7, Ops(torch.device("cpu"), torch.float32)
+    query, key = torch.randn(T, spec.num_heads, spec.head_dim), torch.randn(T, spec.num_kv_heads, spec.head_dim)
+    value = torch.randn(T, spec.num_kv_heads, spec.value_dim)
+
+    def attended(ops):
+        numbers = torch.tensor([[0, T], [1, 2]], dtype=torch.int32)
+        lengths = torch.tensor([T], dtype=torch.int32)
+        context = AttentionContext(numbers[0], lengths, torch.arange(4, 4 + T), numbers[1:], 0, [0, T], [T])
+        attention, cache = ops.attention(spec), ops.new_cache(spec, 4, 4)
+        attention.write(key, value, cache, context.slots)
+        return attention.attend(query, cache, context)
+
+    parts = [attended(ShardedOps(whole, OneOf(rank, size))) for rank in range(size)]
+    assert torch.equal(sum(parts), attended(whole))
