@@ -19,7 +19,7 @@ from aiakq.runtime.layers.latent_attention import LatentOutput, LatentProjection
 from aiakq.runtime.layers.linear import ConcatLinear
 from aiakq.runtime.layers.rotary import yarn_magnitude
 from aiakq.runtime.models.builder import unsupported
-from aiakq.runtime.models.decoder import Decoder, Weights
+from aiakq.runtime.models.decoder import Decoder, Mixer, Weights
 from aiakq.runtime.models.mixture import size
 from aiakq.runtime.models.shared_experts import SharedExpertsBuilder
 
@@ -43,7 +43,7 @@ class DeepseekBuilder(SharedExpertsBuilder):
             value=size(raw, "v_head_dim"),
         )
 
-    def attention(self, layer: int) -> Attention:
+    def attention(self, layer: int) -> Mixer:
         """Return latent attention with its projections."""
         sizes, D, prefix = self.sizes, self.config.hidden_size, self.layer_name(layer, "self_attn")
         expand = self.weights.weight(f"{prefix}.kv_b_proj", sizes.heads * sizes.expanded, sizes.latent)
