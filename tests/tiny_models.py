@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tiny_linear_models import LINEAR
+
 #: What makes each tiny model unlike the others; sizes that divide by 32 and 128 so that every format can hold them.
 _COMMON = {"vocab_size": 320, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 _LLAMA_LIKE = {
@@ -395,10 +397,9 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layer_end_index": 1, "use_bias": True,
         },
     ),
-    "MinistralForCausalLM": (
-        "ministral",
-        {**_LLAMA_LIKE, "head_dim": 48, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
+    "MinistralForCausalLM": ("ministral", {
+        **_LLAMA_LIKE, "head_dim": 48, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"],
+    }),
     "Ministral3ForCausalLM": (
         "ministral3",
         {
@@ -430,29 +431,10 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LLAMA_LIKE, "head_dim": 48, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 1,
          "moe_intermediate_size": 128, "attention_bias": True},
     ),
-    "MiniMaxM2ForCausalLM": (
-        "minimax_m2",
-        {**_LLAMA_LIKE, "head_dim": 48, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16},
-    ),
-    "MiniMaxForCausalLM": (
-        "minimax",
-        {
-            **_LLAMA_LIKE, "num_hidden_layers": 3, "head_dim": 48, "num_local_experts": 6, "num_experts_per_tok": 2,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"], "block_size": 16,
-            "full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.7, "linear_attn_alpha_factor": 1.3,
-            "linear_attn_beta_factor": 0.8, "mlp_alpha_factor": 1.2, "mlp_beta_factor": 0.9,
-        },
-    ),
-    "KimiLinearForCausalLM": (
-        "kimi_linear",
-        {
-            **{name: each for name, each in {**_LLAMA_LIKE, **_LATENT, **_PAD}.items()
-               if name not in ("first_k_dense_replace", "n_routed_experts")},
-            "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "mlp_layer_types": ["dense", "sparse", "sparse"], "num_local_experts": 8, "q_lora_rank": None,
-            "linear_num_heads": 3, "linear_head_dim": 32,
-        },
-    ),
+    "MiniMaxM2ForCausalLM": ("minimax_m2", {
+        **_LLAMA_LIKE, "head_dim": 48, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16,
+    }),
+    **LINEAR,
     # The family that the example plugin adds (tests/plugins).
     "ArceeForCausalLM": ("arcee", {**_LLAMA_LIKE, "tie_word_embeddings": False}),
     "GPTNeoXForCausalLM": (

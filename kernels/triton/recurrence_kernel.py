@@ -57,6 +57,15 @@ def places(
         return x_ptr + H * DV + HK * DK + key_at, x_ptr + H * DV + key_at, x_ptr + value_at
 
 
+@triton.jit
+def _of_head(numbers_ptr, head, FIRST: tl.constexpr, k, there, DK: tl.constexpr, CHANNELS: tl.constexpr):
+    """Load the number of a head, or if CHANNELS those of its keys' elements ``k``, behind the first FIRST numbers."""
+    if CHANNELS:
+        return tl.load(numbers_ptr + FIRST + head * DK + k, mask=there, other=0.0)
+    else:
+        return tl.load(numbers_ptr + FIRST + head)
+
+
 @triton.jit(do_not_specialize=["most"])
 def recurrence_kernel(
     x_ptr,  # [T, width]: queries, keys and values if DELTA, else values, keys and queries
@@ -72,11 +81,9 @@ def recurrence_kernel(
     y_ptr,  # [T, H * DV]
     x_stride, gates_stride,
     most,  # tokens of a sequence; longer ones are computed in chunks
-    low, high,
-    factor,  # of the delta rule's queries
-    epsilon, H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr,
-    BLOCK: tl.constexpr, DELTA: tl.constexpr, SKIP: tl.constexpr, STRENGTH: tl.constexpr = 1.0,
-    CHANNELS: tl.constexpr = False,
+    low, high, factor, epsilon,  # factor: of the delta rule's queries
+    H: tl.constexpr, HK: tl.constexpr, DK: tl.constexpr, WIDTH: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr,
+    DELTA: tl.constexpr, SKIP: tl.constexpr, STRENGTH: tl.constexpr = 1.0, CHANNELS: tl.constexpr = False,
 ):  # fmt: skip
     """All tokens of a sequence, BLOCK columns of one head."""
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -91,11 +98,7 @@ def recurrence_kernel(
         return
     source = tl.load(sources_ptr + sequence).to(tl.int64)
     state = tl.load(states_ptr + (source * H + head) * (DK * DV) + inside, mask=mask, other=0.0)
-    rate = tl.load(rate_ptr + head)
-    if CHANNELS:
-        bias = tl.load(bias_ptr + head * DK + k, mask=key_there, other=0.0)
-    else:
-        bias = tl.load(bias_ptr + head)
+    rate, bias = tl.load(rate_ptr + head), _of_head(bias_ptr, head, 0, k, key_there, DK, CHANNELS)
     skip = tl.load(skip_ptr + head) if SKIP else 0.0
     value_at = head * DV + v
     x_ptr += start * x_stride
@@ -116,12 +119,8 @@ def recurrence_kernel(
             key = tl.load(key_ptr + line * x_stride, mask=key_there, other=0.0).to(tl.float32)
             value = tl.load(value_ptr + line * x_stride, mask=value_there, other=0.0).to(tl.float32)
             gates_row = gates_ptr + line * gates_stride
-            if CHANNELS:
-                step = tl.load(gates_row + (H + head * (DK - 1)) + k, mask=key_there, other=0.0)
-            else:
-                step = tl.load(gates_row + H if DELTA else gates_row)
-            step = softplus(step.to(tl.float32) + bias)
-            step = tl.minimum(tl.maximum(step, low), high)
+            step = _of_head(gates_row - head, head, H if DELTA else 0, k, key_there, DK, CHANNELS)
+            step = tl.minimum(tl.maximum(softplus(step.to(tl.float32) + bias), low), high)
             mix = tl.load(gates_row).to(tl.float32) if DELTA else 0.0
             state, y = _advance(
                 state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA, SKIP, STRENGTH, CHANNELS

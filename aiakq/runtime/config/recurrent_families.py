@@ -64,6 +64,11 @@ _SELECTIVE_UNREAD = frozenset(
     }
 )
 
+#: Factors of residuals and outputs of MiniMax-01's layers.
+_FACTORS: dict[str, Any] = {
+    f"{part}_{name}_factor": 1.0 for part in ("full_attn", "linear_attn", "mlp") for name in ("alpha", "beta")
+}
+
 RECURRENT_FAMILIES: dict[str, Family] = {
     "mamba": Family(
         _SELECTIVE,
@@ -109,12 +114,7 @@ RECURRENT_FAMILIES: dict[str, Family] = {
             num_local_experts=8,
             layer_types=None,
             rotary_dim=None,
-            full_attn_alpha_factor=1.0,
-            full_attn_beta_factor=1.0,
-            linear_attn_alpha_factor=1.0,
-            linear_attn_beta_factor=1.0,
-            mlp_alpha_factor=1.0,
-            mlp_beta_factor=1.0,
+            **_FACTORS,
         ),
         aliases={"num_experts": "num_local_experts"},
         fixed={

@@ -73,7 +73,8 @@ class RequiredWeights:
         if dtype is not None and not dtype.is_floating_point:
             self.required.integers.add(name)
         self._count()
-        if max(shape) >= 2**31 or (len(shape) > 2 and shape[0] > self.limit):
+        # One layer is built for each expert of a fused tensor, but none for the channels of a convolution, [C, 1, K].
+        if max(shape) >= 2**31 or (len(shape) > 2 and shape[1] > 1 and shape[0] > self.limit):
             raise LimitExceeded
         empty = self._empty(*shape)
         return empty.to(dtype) if name in self.required.integers else empty

@@ -245,11 +245,9 @@ class NormedResidualBlock:
         """x [T, hidden]; see DecoderLayer."""
         normed = _plain(self.attention_norm(x, residual))
         attended = self.attention(normed, positions, cache, context)
-        of_residual, of_output = self.attention_factors
-        x = of_output(attended, of_residual(normed), out=attended)
-        normed = _plain(self.mlp_norm(x))
-        of_residual, of_output = self.mlp_factors
-        return of_output(self.mlp(normed), of_residual(normed)), None
+        (alpha, beta), (mlp_alpha, mlp_beta) = self.attention_factors, self.mlp_factors
+        normed = _plain(self.mlp_norm(beta(attended, alpha(normed), out=attended)))
+        return mlp_beta(self.mlp(normed), mlp_alpha(normed)), None
 
 
 @dataclass

@@ -24,7 +24,7 @@ class KimiLinearBuilder(DeepseekBuilder):
     """DeepSeek-V3 with Kimi Delta Attention, and without positions."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
-    experts, expert_names = "block_sparse_moe", ("w1", "w3", "w2")
+    experts_name, expert_names = "block_sparse_moe", ("w1", "w3", "w2")
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -45,7 +45,7 @@ class KimiLinearBuilder(DeepseekBuilder):
     def layer_name(self, layer: int, name: str) -> str:
         """Return the full name of a part of a layer; transformers writes dense MLPs under the name of the experts."""
         full = super().layer_name(layer, name)
-        return self.stored_name(full, full.replace(".mlp.", f".{self.experts}."))
+        return self.stored_name(full, full.replace(".mlp.", f".{self.experts_name}."))
 
     def stored_name(self, name: str, other: str) -> str:
         """Return ``other`` if the checkpoint has a linear layer of that name, or else ``name``."""

@@ -23,12 +23,12 @@ class SharedExpertsBuilder(DecoderBuilder):
     """Layers with experts from ``first_k_dense_replace`` on, routed as in DeepSeek-V3 (arXiv:2412.19437).
 
     defaults      default values of settings that are missing in config.json.
-    experts       name of the module with router and experts.
+    experts_name  name of the module with router and experts.
     expert_names  names of an expert's gate, up and down projection.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {"first_k_dense_replace": 1}
-    experts: ClassVar[str] = "mlp"
+    experts_name: ClassVar[str] = "mlp"
     expert_names: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
@@ -37,7 +37,7 @@ class SharedExpertsBuilder(DecoderBuilder):
 
     def mlp(self, layer: int) -> MLP:
         """Return routed and shared experts, or a dense MLP in the first layers."""
-        config, raw, prefix = self.config, self.raw, self.layer_name(layer, self.experts)
+        config, raw, prefix = self.config, self.raw, self.layer_name(layer, self.experts_name)
         if self.is_dense(layer):
             return super().mlp(layer)
         count, width = size(raw, "n_routed_experts"), size(raw, "moe_intermediate_size")

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.formats.checkpoint import Checkpoint
+from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.loader.required import check_inventory
 from aiakq.runtime.models import ARCHITECTURES
 
 VOCABULARY = 320
@@ -341,6 +344,12 @@ def test_minimax_with_two_lists_of_layers_that_differ_is_refused(tiny_model, tmp
     ours(rewritten(tiny_model("MiniMaxForCausalLM"), kept, {"attn_type_list": [0, 1, 0]}))
     with pytest.raises(AiakqError, match="attn_type_list has other layers"):
         ours(rewritten(tiny_model("MiniMaxForCausalLM"), other, {"attn_type_list": [0, 1, 1]}))
+
+
+def test_convolutions_may_have_more_channels_than_the_file_has_tensors(tiny_model):
+    folder = tiny_model("KimiLinearForCausalLM", linear_num_heads=64)
+    checkpoint = Checkpoint.open(folder)
+    assert check_inventory(ModelConfig.from_hf(checkpoint.config), checkpoint) == set()
 
 
 def test_dense_layers_of_kimi_linear_are_read_under_both_names(tiny_model, tmp_path):
