@@ -73,13 +73,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "OPTForCausalLM": (
         "opt",
         {
-            **_COMMON,
-            "ffn_dim": 256,
-            "max_position_embeddings": 512,
-            "word_embed_proj_dim": 128,
-            "bos_token_id": 0,
-            "eos_token_id": 1,
-            "pad_token_id": 2,
+            **_COMMON, "ffn_dim": 256, "max_position_embeddings": 512, "word_embed_proj_dim": 128, "bos_token_id": 0,
+            "eos_token_id": 1, "pad_token_id": 2,
         },
     ),
     "MixtralForCausalLM": ("mixtral", {**_LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -366,6 +361,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 256,
         },
     ),
+    "Lfm3ForCausalLM": (
+        "lfm3",
+        {
+            **_LLAMA_LIKE, "num_hidden_layers": 5, "head_dim": 32, "sliding_window": 24, **_PAD,
+            "layer_types": ["conv", "full_attention", "conv", "sliding_attention", "conv"],
+        },
+    ),
     "Lfm2MoeForCausalLM": (
         "lfm2_moe",
         {
@@ -440,11 +442,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "GPTNeoXForCausalLM": (
         "gpt_neox",
         {
-            **_COMMON,
-            "intermediate_size": 256,
-            "max_position_embeddings": 512,
-            "rotary_pct": 0.25,
-            "bos_token_id": 0,
+            **_COMMON, "intermediate_size": 256, "max_position_embeddings": 512, "rotary_pct": 0.25, "bos_token_id": 0,
             "eos_token_id": 1,
         },
     ),

@@ -67,6 +67,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "minimax_m2": {**HEADS, **LOCAL, "rotary_dim": 8}, "granitemoe": LOCAL,
     "granitemoeshared": {**LOCAL, "shared_intermediate_size": 32}, "phimoe": LOCAL, "ernie4_5_moe": ERNIE,
     "bamba": {**MAMBA, "attn_layer_indices": [1]}, "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {**HEADS, "layer_types": ["conv", "full_attention"], "sliding_window": 8},
     "falcon_h1": {**MAMBA, **HEADS, "mamba_d_ssm": 128},
     "nemotron_h": {
         **HEADS, **EXPERTS, "mamba_num_heads": 32, "mamba_head_dim": 4, "ssm_state_size": 16, "chunk_size": 16,

@@ -26,12 +26,13 @@ def block_linears(block: nn.Module) -> dict[str, nn.Linear]:
     """Return every linear of a block that transforms activations, by its name inside the block.
 
     Routers and gates beside experts are left out: they determine where tokens go and with which weight, are small, and
-    stay unquantized. So do the gates of delta rules (Qwen3.5, OLMo-Hybrid), with an output per head, of which files
-    hold no tiles, the steps of Mamba, with whose weight transformers multiplies past the module, and the index of
-    sparse attention (DeepSeek-V3.2), which is small and chooses the positions that attention reads.
+    stay unquantized. So do gates with an output per head, of delta rules (Qwen3.5, OLMo-Hybrid) and attention (LFM3),
+    of which files hold no tiles, the steps of Mamba, with whose weight transformers multiplies past the module, and
+    the index of sparse attention (DeepSeek-V3.2), which is small and chooses the positions that attention reads.
     """
     beside = {child: name for module in block.modules() if _routes(module) for name, child in module.named_children()}
-    gates = set(beside).union(*(module.modules() for module, name in beside.items() if name in ("gate", "router")))
+    of_heads = {gate for module in block.modules() if (gate := _head_gate(module)) is not None}
+    gates = of_heads.union(beside, *(module.modules() for module, name in beside.items() if name in ("gate", "router")))
     linears = _linears(block).items()
     left_out = {"router", "indexer", *_RECURRENT_GATES}
     return {name: module for name, module in linears if module not in gates and left_out.isdisjoint(name.split("."))}
@@ -49,6 +50,14 @@ def _linears(block: nn.Module) -> dict[str, nn.Linear]:
 
 def _routes(module: nn.Module) -> bool:
     return any(isinstance(child, Experts) or name == "experts" for name, child in module.named_children())
+
+
+def _head_gate(module: nn.Module) -> nn.Module | None:
+    """Return ``g_proj`` of attention if it has an output per head; OLMo-Hybrid's has one per element of a head."""
+    gate, output, size = (getattr(module, name, None) for name in ("g_proj", "o_proj", "head_dim"))
+    if not isinstance(gate, nn.Linear) or not isinstance(output, nn.Linear) or not isinstance(size, int):
+        return None
+    return gate if size > 1 and gate.out_features * size == output.in_features else None
 
 
 def structure(block: nn.Module) -> tuple[object, ...]:

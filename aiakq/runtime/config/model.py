@@ -19,7 +19,7 @@ from aiakq.runtime.config.encoder_families import encoder_config, encoder_of, ex
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
 from aiakq.runtime.config.recurrent_families import PATTERN, kimi_layers
-from aiakq.runtime.config.rope import GridRope, is_nested, longest_context, rope_parameters, rotated_layers
+from aiakq.runtime.config.rope import GridRope, check_even, is_nested, longest_context, rope_parameters, rotated_layers
 from aiakq.runtime.config.text_part import text_part
 
 #: Maximum number of layers, ten times more than any model has: an untrusted config must not exhaust memory.
@@ -208,7 +208,7 @@ def _model_config(raw: Mapping[str, object]) -> ModelConfig:
         shared = f"{kv_heads} key-value heads" if divides else f"hidden_size {hidden}"
         raise error("model_malformed", file="config.json", reason=f"{heads} attention heads cannot share {shared}")
     kinds, rope = _layer_kinds(raw, layers), rope_parameters(raw)
-    _check_even(raw, rope, head_dim)
+    check_even(raw, rope, head_dim)
     max_position = number("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=2048)
     return ModelConfig(
         architecture=architecture,
@@ -262,15 +262,6 @@ def _with_layers(raw: Mapping[str, object]) -> Mapping[str, object]:
         reason = f"{len(kinds)} kinds of layers are listed, but num_hidden_layers is {raw['num_hidden_layers']!r:.64}"
         raise error("model_malformed", file="config.json", reason=reason)
     return {**raw, "layer_types": kinds, "num_hidden_layers": len(kinds)}
-
-
-def _check_even(raw: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int) -> None:
-    """Raise ``model_malformed`` if whole heads of an odd size are rotated, which is done in pairs of elements."""
-    family = FAMILIES.get(str(raw.get("model_type")))
-    parts = rope.values() if is_nested(rope) else [rope]
-    is_whole = any(int(head_dim * part.get("partial_rotary_factor", 1.0)) == head_dim for part in parts)
-    if family is not None and family.rotary and is_whole and head_dim % 2:
-        raise malformed("head_dim", head_dim)
 
 
 def _lacks(raw: Mapping[str, object], name: str) -> AiakqError:
@@ -384,6 +375,9 @@ def _implied_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
         return tuple("linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers))
     if kind == "minimax":
         return tuple("linear_attention" if layer % 2 else "full_attention" for layer in range(layers))
+    if kind == "lfm3":
+        cycle = ("conv", "conv", "full_attention", "conv", "sliding_attention")
+        return tuple(cycle[layer % 4 or (4 if layer else 0)] for layer in range(layers))
     if kind == "lfm2_moe":
         raise error("model_malformed", file="config.json", reason="layer_types is missing")
     attention = raw.get("full_attn_idxs")

@@ -70,6 +70,28 @@ _FACTORS: dict[str, Any] = {
 }
 
 RECURRENT_FAMILIES: dict[str, Family] = {
+    "lfm3": Family(
+        llama_keys(
+            ("rms_norm_eps", "hidden_act"),
+            intermediate_size=7680,
+            num_key_value_heads=4,
+            head_dim=128,
+            max_position_embeddings=128000,
+            norm_eps=1e-5,
+            tie_word_embeddings=True,
+            conv_bias=False,
+            conv_L_cache=7,
+            sliding_window=256,
+            layer_types=None,
+            use_sandwich_norm=True,
+            use_attention_gate=True,
+            **ATTENTION_BIAS,
+        ),
+        aliases={"rms_norm_eps": "norm_eps"},
+        fixed=dict.fromkeys(("rope_theta", "rope_scaling", "partial_rotary_factor"), ()),
+        theta=1e6,
+        kinds=frozenset({"conv", "sliding_attention"}),
+    ),
     "mamba": Family(
         _SELECTIVE,
         fixed={"rms_norm": (True,), "ssm_cfg": ({},)},

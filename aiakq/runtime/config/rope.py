@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.formats.config_values import SIZE, read_value
+from aiakq.formats.config_values import SIZE, malformed, read_value
 from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.family_keys import Family
 
@@ -38,6 +38,13 @@ _SCALINGS: Mapping[str, Mapping[str, object]] = {
         "llama_4_scaling_beta": 0.1,
     },
 }
+#: Rotary parameters by kind of layer of a family whose config.json has none.
+_KINDS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
+    "lfm3": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
 #: Parameters that a scaling type cannot do without.
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
@@ -49,7 +56,9 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 #: Scaling types of the families whose class in transformers refuses others.
 _TYPES = dict.fromkeys(("phi3", "phimoe"), ("default", "longrope"))
 #: Families whose layers may have rotary parameters by kind.
-_BY_KIND = ("gemma3_text", "olmo3")
+_BY_KIND = ("gemma3_text", "olmo3", "lfm3")
+#: Native families whose frequencies may be proportional.
+_PROPORTIONAL = ("lfm3",)
 #: Older keys beside rope_parameters, and what they are called there.
 _OLDER_KEYS = {
     "rope_theta": "rope_theta",
@@ -111,13 +120,16 @@ def _check_older_keys(raw: Mapping[str, Any]) -> None:
 
 def _parameters(raw: Mapping[str, Any]) -> dict[str, object]:
     """Return the parameters of a config that has rope_parameters or the older keys."""
-    given = raw.get("rope_parameters")
+    by_kind = _KINDS.get(str(raw.get("model_type")))
+    given = raw.get("rope_parameters") or (by_kind and (raw.get("rope_scaling") or by_kind))
     if given:
         if is_nested(given):
             if raw.get("model_type") in FAMILIES and raw.get("model_type") not in _BY_KIND:
                 reason = "layers of this family have the same rotary parameters"
                 raise error("config_key_unsupported", key="rope_parameters", value=f"{given!r:.64}", reason=reason)
             return {kind: _complete(raw, part or {}) for kind, part in given.items() if isinstance(part, dict)}
+        if by_kind:
+            raise _malformed("rope_parameters are not given by kind of layer")
         return _complete(raw, given)
     family = raw.get("model_type")
     scaling = raw.get("rope_scaling") or _SCALINGS.get(str(family), {})
@@ -161,6 +173,18 @@ def longest_context(rope: Mapping[str, Any], trained: int) -> int:
     return max([trained, *stretched])
 
 
+def check_even(raw: Mapping[str, Any], rope: Mapping[str, Any], head_dim: int) -> None:
+    """Raise ``model_malformed`` if whole heads of an odd size are rotated, which is done in pairs of elements."""
+    family = FAMILIES.get(str(raw.get("model_type")))
+    parts = rope.values() if is_nested(rope) else [rope]
+    is_whole = any(
+        part.get("rope_type") == "proportional" or int(head_dim * part.get("partial_rotary_factor", 1.0)) == head_dim
+        for part in parts
+    )
+    if family is not None and family.rotary and is_whole and head_dim % 2:
+        raise malformed("head_dim", head_dim)
+
+
 def _complete(raw: Mapping[str, object], given: Mapping[str, Any]) -> dict[str, object]:
     """Complete one set of parameters with values from other keys of the config."""
     rope = dict(given)
@@ -193,6 +217,9 @@ def _check(family: str, rope: Mapping[str, Any]) -> None:
     kind = rope["rope_type"]
     if kind not in _TYPES.get(family, (kind,)):
         reason = f"transformers' {family} models have {' and '.join(_TYPES[family])} only"
+        raise error("config_key_unsupported", key="rope_type", value=f"{kind!r:.64}", reason=reason)
+    if kind == "proportional" and family in FAMILIES and family not in _PROPORTIONAL:
+        reason = f"aiakq's {family} models do not compute with it"
         raise error("config_key_unsupported", key="rope_type", value=f"{kind!r:.64}", reason=reason)
     needed = _NEEDED.get(kind, ())
     if family == "phimoe" and kind == "longrope":

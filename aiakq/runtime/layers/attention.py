@@ -87,10 +87,13 @@ class Attention:
 
     def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
         """x [T, hidden] and positions [T] int64 -> [T, hidden]; writes this step's keys and values into ``cache``."""
+        return self.output(self._attended(x, positions, cache, context))
+
+    def _attended(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
         qkv = self.qkv(x)
         for step in self.before:
             step(qkv, positions)
-        return self.output(self._attention(qkv, positions, cache, context))
+        return self._attention(qkv, positions, cache, context)
 
     def cache_bytes(self, dtype: torch.dtype) -> int:
         """Return the bytes of one token's keys and values in a cache of ``dtype``."""
@@ -103,6 +106,41 @@ class Attention:
     def new_cache(self, pages: int, page_size: int, state_rows: int) -> LayerCache:
         """Allocate this layer's KV cache, filled with zeros."""
         return self._ops.new_cache(self.spec, pages, page_size)
+
+
+class HeadGatedAttention(Attention):
+    """Attention whose heads are multiplied by the sigmoid of one gate each (LFM3).
+
+    gate    projection to a gate per head.
+    repeat  linear layer that repeats the gate of each head for all of its elements: H -> H * value_dim. As a layer, it
+            is split over tensor-parallel ranks by heads, like ``qkv``.
+    """
+
+    def __init__(
+        self,
+        qkv: LinearLayer,
+        gate: LinearLayer,
+        repeat: LinearLayer,
+        output: LinearLayer,
+        spec: AttentionSpec,
+        ops: Ops,
+        before: Sequence[ProjectionStep] = (),
+    ) -> None:
+        super().__init__(qkv, output, spec, ops, before)
+        self.gate, self.repeat, self._sigmoid, self._copy = gate, repeat, ops.activation("sigmoid"), ops.scaling()
+
+    def input_layout(self, m: int) -> ActivationLayout | None:
+        """Return None, since two layers read the input."""
+        return None
+
+    def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """x [T, hidden] and positions [T] int64 -> [T, hidden]; writes this step's keys and values into ``cache``."""
+        gates, attended = self.repeat(self.gate(x)), self._attended(x, positions, cache, context)
+        width = gates.shape[1]
+        gated = torch.empty(len(gates), 2 * width, dtype=gates.dtype, device=gates.device)
+        self._copy(gates, out=gated[:, :width])
+        self._copy(attended, out=gated[:, width:])
+        return self.output(self._sigmoid.gated(gated, self.output.input_layout(len(gated))))
 
 
 class GatedAttention(Attention):

@@ -27,7 +27,7 @@ def rotary_tables(
 ) -> RotaryTables:
     """Return cosines and sines [rows, R / 2] float32 for the first R elements of heads of size ``head_dim``.
 
-    rope          rope_type default, linear, dynamic, llama3, yarn or longrope, with the parameters of that type.
+    rope          rope_type default, linear, dynamic, llama3, yarn, longrope or proportional, with its parameters.
     max_position  max_position_embeddings of the config.
     context       length of the longest sequence, on which scaling depends; None for max_position.
     rows          number of positions in the tables; None for context.
@@ -36,7 +36,8 @@ def rotary_tables(
     """
     context = max_position if context is None else context
     rows = context if rows is None else rows
-    rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    is_proportional = rope.get("rope_type") == "proportional"
+    rotated = head_dim if is_proportional else int(head_dim * rope.get("partial_rotary_factor", 1.0))
     lengths = _Lengths(max_position, context)
     try:
         if device.type == "meta":
@@ -127,10 +128,12 @@ def _inverse_frequencies(rope: Mapping[str, Any], dim: int, lengths: _Lengths) -
         return _yarn(inv_freq, rope, base, dim, lengths.stated)
     if kind == "longrope":
         return _longrope(rope, base, dim, lengths)
+    if kind == "proportional":
+        return _proportional(inv_freq, rope), 1.0
     raise error(
         "unsupported",
         what=f"The rotary scaling {kind!r:.64} (rope_type in config.json)",
-        hint="Supported: default, linear, dynamic, llama3, yarn and longrope.",
+        hint="Supported: default, linear, dynamic, llama3, yarn, longrope and proportional.",
     )
 
 
@@ -162,6 +165,13 @@ def _longrope(rope: Mapping[str, Any], base: float, dim: int, lengths: _Lengths)
         magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     powers = base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
     return 1.0 / (factors[: dim // 2] * powers), float(magnitude)
+
+
+def _proportional(inv_freq: Tensor, rope: Mapping[str, Any]) -> Tensor:
+    """Proportional RoPE: the frequencies of whole heads, of which only the first part is kept; the others are 0."""
+    kept = int(rope.get("partial_rotary_factor", 1.0) * 2 * len(inv_freq) // 2)
+    zeros = inv_freq.new_zeros(len(inv_freq) - kept)
+    return torch.cat([inv_freq[:kept], zeros]) / float(rope.get("factor") or 1.0)
 
 
 def _llama3(inv_freq: Tensor, rope: Mapping[str, Any]) -> Tensor:

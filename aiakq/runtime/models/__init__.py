@@ -71,6 +71,7 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
         "Qwen3_5ForCausalLM": "aiakq.runtime.models.qwen3_5",
         "Qwen3_5MoeForCausalLM": "aiakq.runtime.models.qwen3_5",
         "Lfm2MoeForCausalLM": "aiakq.runtime.models.lfm2_moe",
+        "Lfm3ForCausalLM": "aiakq.runtime.models.lfm3",
         "StableLmForCausalLM": "aiakq.runtime.models.stablelm",
         "CodeGenForCausalLM": "aiakq.runtime.models.codegen",
         "GPTNeoForCausalLM": "aiakq.runtime.models.gpt_neo",

@@ -241,6 +241,12 @@ class DecoderBuilder:
             bias=self.output_bias,
             role=Row(spec),
         )
+        return self.attention_between(layer, qkv, output, spec, before)
+
+    def attention_between(
+        self, layer: int, qkv: LinearLayer, output: LinearLayer, spec: AttentionSpec, before: list[ProjectionStep]
+    ) -> Attention:
+        """Return the attention of a layer between its projections."""
         return Attention(qkv, output, spec, self.ops, before)
 
     def qkv(self, layer: int) -> LinearLayer:
@@ -302,7 +308,7 @@ class DecoderBuilder:
         """
         config = self.config
         part = rope.get("partial_rotary_factor", 1.0)
-        if part != 1 and not self.rotates_parts:
+        if part != 1 and not self.rotates_parts and rope.get("rope_type") != "proportional":
             what = f"partial_rotary_factor {part} in a {config.architecture}"
             raise error("unsupported", what=what, hint="transformers ignores it there; remove it from config.json.")
         return self.tables(rope, config.head_dim)

@@ -68,6 +68,8 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
         *(("phi3", {**LLAMA3, "rope_type": kind}, "rope_type") for kind in ("linear", "dynamic", "llama3")),
         *(("phimoe", {**LLAMA3, "rope_type": kind}, "rope_type") for kind in ("linear", "dynamic", "llama3", "yarn")),
         ("phimoe", LONG, "has no short_mscale"),
+        ("llama", {"rope_type": "proportional"}, "llama models do not compute with it"),
+        ("lfm3", {"rope_type": "default", "rope_theta": 1e6}, "not given by kind of layer"),
         *(
             (family, {"full_attention": {"rope_type": "default"}}, "same rotary")
             for family in ("llama", "qwen2", "lfm2")

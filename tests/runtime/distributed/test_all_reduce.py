@@ -57,6 +57,7 @@ def test_a_layer_of_most_families_needs_two_collectives(architecture, tiny_model
         ("Qwen3NextForCausalLM", "1 x attention; "),  # with a gate; recurrent layers use all-gather
         ("Mamba2ForCausalLM", "linear layers gathered"),
         ("Lfm2ForCausalLM", "linear layers gathered"),
+        ("Lfm3ForCausalLM", "2 x attention; "),  # with a gate per head
     ],
 )
 def test_layers_that_cannot_be_row_parallel_use_all_gather_and_are_named(architecture, said, tiny_model, steps):

@@ -66,7 +66,7 @@ def _load(folder, **arguments):
 
 #: Why a case of model_cases.py cannot run, as its config alone tells.
 REFUSED = {
-    "lfm3": "layers of the type conv", "kimi_linear": "linear_attention", "zamba2": "layers of the type hybrid",
+    "kimi_linear": "linear_attention", "zamba2": "layers of the type hybrid",
     "inkling_text": "layers of the type hybrid", "inkling2_text": "layers of the type hybrid",
     "qwen4_exp_text": "layers of the type indexed_attention", "hy_v4": "layers of the type indexed_attention",
     "axk2": "layers of the type indexed_attention", "dots3_note_text": "layers of the type indexed_attention",

@@ -243,6 +243,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"conv_bias": True, "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3},
         {"layer_types": None, "full_attn_idxs": [1], "intermediate_size": None, "block_ff_dim": 384},
     ),
+    "lfm3 with layers that follow from their number": (
+        "Lfm3ForCausalLM",
+        {
+            "layer_types": None,
+            "num_hidden_layers": 9,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 2.0},
+                "sliding_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0},
+            },
+        },
+        {"layer_types": None},
+    ),
+    "lfm3 with biases, without gates and outer norms": (
+        "Lfm3ForCausalLM",
+        {
+            **dict.fromkeys(("attention_bias", "conv_bias"), True),
+            **dict.fromkeys(("use_attention_gate", "use_sandwich_norm", "tie_word_embeddings"), False),
+            "conv_L_cache": 3,
+        },
+        {},
+    ),
     "lfm2 with the width it states": ("Lfm2ForCausalLM", {"block_auto_adjust_ff_dim": False}, {}),
     "mamba2 with biases and limits": (
         "Mamba2ForCausalLM",
@@ -370,6 +391,16 @@ def test_sizes_that_no_model_has_are_refused(architecture, name, tiny_model, tmp
     folder = rewritten(tiny_model(f"{architecture}ForCausalLM"), tmp_path / "model", {name: 2**26})
     with pytest.raises(AiakqError, match="linear_num_value_heads|outputs|do not make|A_log"):
         ours(folder)
+
+
+def test_gates_of_lfm3_may_have_the_name_of_their_module(tiny_model, tmp_path):
+    source = tiny_model("Lfm3ForCausalLM")
+    folder = rewritten(source, tmp_path / "model", {})
+    tensors = load_file(folder / "model.safetensors")
+    named = {name.replace(".gate_proj.", ".g_proj."): tensor for name, tensor in tensors.items()}
+    assert named.keys() != tensors.keys()
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    assert largest_difference(ours(folder), ours(source)) == 0
 
 
 @pytest.mark.parametrize("family", ["Llama", "Gemma2", "Cohere", "Olmo2", "Granite", "Exaone4"])
