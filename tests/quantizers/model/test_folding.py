@@ -135,6 +135,25 @@ def test_function_is_preserved(family: str, storage: torch.dtype, tiny_model: Ca
     assert relative(after, before) < (5e-3 if storage != torch.float32 and biased else 1e-5)
 
 
+def test_the_index_of_sparse_attention_is_rescaled_and_not_quantized(tiny_model: Callable[..., Path]) -> None:
+    """Its linears read what those of attention read, and decide which positions are read: 40 are, of which 8 count."""
+    model = uneven(load(tiny_model("DeepseekV32ForCausalLM")))
+    mappings, heads = found_mappings(model), Heads.of(model.config)
+    readers = {mapping.smooth_layer: set(mapping.balance_layers) for mapping in mappings}
+    prefix = "self_attn.indexer"
+    assert readers["input_layernorm"] >= {f"{prefix}.wk", f"{prefix}.weights_proj", "self_attn.q_a_proj"}
+    assert readers["self_attn.q_a_layernorm"] == {f"{prefix}.wq_b", "self_attn.q_b_proj"}
+    ids = torch.randint(3, 300, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before, block, make = model(ids).logits, blocks(model)[0], torch.Generator().manual_seed(1)
+        for mapping in mappings:
+            weight = block.get_submodule(mapping.smooth_layer).weight
+            if any("indexer" in name for name in mapping.balance_layers):
+                fold(block, mapping, torch.exp(torch.randn(len(weight), generator=make)), heads, torch.float32)
+        assert relative(model(ids).logits, before) < 1e-5
+    assert not any("indexer" in name for name in block_linears(block))
+
+
 def test_a_channel_that_cannot_be_scaled_keeps_its_scale() -> None:
     """A norm weight of 0, or one that underflows, must not lose or blow up its channel."""
 
