@@ -140,7 +140,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
             "use_mamba_kernels": False,
         },
-        "jetmoe": {**EXPERTS, "kv_channels": 32}, "kimi_linear": {**EXPERTS, **LATENT},
+        "jetmoe": {**EXPERTS, "kv_channels": 32},
+        "kimi_linear": {
+            **EXPERTS, **LATENT, "layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 8,
+            "linear_head_dim": 32,
+        },
         "lfm2": {"layer_types": ["conv", "full_attention"]},
         "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, "llama": {},
         "llama4_text": {
