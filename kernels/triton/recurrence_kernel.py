@@ -102,11 +102,10 @@ def recurrence_kernel(
     skip = tl.load(skip_ptr + head) if SKIP else 0.0
     value_at = head * DV + v
     x_ptr += start * x_stride
-    gates_ptr += start * gates_stride + head
+    gates_ptr += start * gates_stride
     y_ptr += start * (H * DV) + value_at
     query_ptr, key_ptr, value_ptr = places(x_ptr, head // (H // HK) * DK + k, value_at, H, HK, DK, DV, DELTA)
-    first = tl.load(firsts_ptr + sequence)
-    last = tl.load(firsts_ptr + sequence + 1)
+    first, last = tl.load(firsts_ptr + sequence), tl.load(firsts_ptr + sequence + 1)
     # Advance from each saved state to the next, and finally to the end. ``begin`` is loaded, not carried over: Triton
     # (3.2 to 3.9) removes carried values that only bound an inner loop, which would then start at token 0 every time.
     for number in range(first, last + 1):
@@ -119,9 +118,9 @@ def recurrence_kernel(
             key = tl.load(key_ptr + line * x_stride, mask=key_there, other=0.0).to(tl.float32)
             value = tl.load(value_ptr + line * x_stride, mask=value_there, other=0.0).to(tl.float32)
             gates_row = gates_ptr + line * gates_stride
-            step = _of_head(gates_row - head, head, H if DELTA else 0, k, key_there, DK, CHANNELS)
+            step = _of_head(gates_row, head, H if DELTA else 0, k, key_there, DK, CHANNELS)
             step = tl.minimum(tl.maximum(softplus(step.to(tl.float32) + bias), low), high)
-            mix = tl.load(gates_row).to(tl.float32) if DELTA else 0.0
+            mix = tl.load(gates_row + head).to(tl.float32) if DELTA else 0.0
             state, y = _advance(
                 state, query, key, value, step, rate, mix, skip, factor, epsilon, DELTA, SKIP, STRENGTH, CHANNELS
             )
