@@ -120,7 +120,7 @@ class MediaLimits(msgspec.Struct, frozen=True):
         if count and self.refusal:
             raise error("unsupported_parameter", param=param, reason=self.refusal)
         if count > self.max_items:
-            reason = f"{count} images are more than the {self.max_items} that --limit-mm-per-prompt allows in a prompt"
+            reason = f"the number of images is {count}, and --limit-mm-per-prompt allows {self.max_items} in a prompt"
             raise error("media_refused", param=param, reason=reason)
 
     def check(self, items: Iterable[MediaItem], num_tokens: int) -> None:

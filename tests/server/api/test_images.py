@@ -231,7 +231,7 @@ def test_hostile_images_are_refused_in_one_line(ask, expected, data, reason):
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ([image_url(data_url(1))] * 3, "more than the 2"),
+        ([image_url(data_url(1))] * 3, "allows 2 in a prompt"),
         ([image_url(data_url(1), detail="huge")], "detail"),
         ([image_url("data:image/png,abc")], "base64"),
         ([{"type": "image_url"}], "image_url is missing"),
