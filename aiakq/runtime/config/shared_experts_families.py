@@ -15,12 +15,11 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 128,
 }
 _EXPERTS_ALIAS = {"num_local_experts": "n_routed_experts"}
-#: Of the families whose attention selects positions by an index.
-_INDEXED: dict[str, Any] = {
+#: Sizes of DeepSeek-V3 and its descendants.
+_DEEPSEEK_V3: dict[str, Any] = {
     **_LATENT,
     "intermediate_size": 18432,
     "num_key_value_heads": 128,
-    "max_position_embeddings": 163840,
     "moe_intermediate_size": 2048,
     "num_experts_per_tok": 8,
     "n_shared_experts": 1,
@@ -30,6 +29,11 @@ _INDEXED: dict[str, Any] = {
     "topk_group": 4,
     "norm_topk_prob": True,
     "first_k_dense_replace": 3,
+}
+#: Of the families whose attention selects positions by an index.
+_INDEXED: dict[str, Any] = {
+    **_DEEPSEEK_V3,
+    "max_position_embeddings": 163840,
     "mlp_layer_types": None,
     "layer_types": None,
     "index_topk": 2048,
@@ -91,21 +95,10 @@ SHARED_EXPERTS: dict[str, Family] = {
     ),
     "deepseek_v3": Family(
         llama_keys(
-            intermediate_size=18432,
-            num_key_value_heads=128,
             max_position_embeddings=4096,
-            first_k_dense_replace=3,
-            n_group=8,
-            n_routed_experts=256,
-            n_shared_experts=1,
-            routed_scaling_factor=2.5,
-            topk_group=4,
-            norm_topk_prob=True,
-            num_experts_per_tok=8,
-            moe_intermediate_size=2048,
             rope_interleave=True,
             num_nextn_predict_layers=None,
-            **_LATENT,
+            **_DEEPSEEK_V3,
         ),
         aliases=_EXPERTS_ALIAS,
         fixed={"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)},
