@@ -71,8 +71,9 @@ class SourceModel:
         heads = (f"{name}." for name, module in self.model.named_modules() if module is head)
         self._text_modules = (f"{self.decoder}.", *heads)
         self.blocks_name, self.blocks = find_blocks(text, self.decoder)
-        self._renamed = _renamed(self.model, checkpoint)
-        self._joined = _joined(self.model, checkpoint)
+        names = TensorNames(self.model)
+        self._renamed = _renamed(self.model, checkpoint, names)
+        self._joined = _joined(self.model, checkpoint, names)
         named = [(self.block_prefix(index), block) for index, block in enumerate(self.blocks)]
         self.experts = unfuse_experts(named, self.config.model_type)
         # transformers keeps embeddings outside the blocks under names of its own; only blocks must map one to one.
@@ -386,17 +387,17 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
     return result
 
 
-def _joined(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Joined]:
+def _joined(model: nn.Module, checkpoint: Checkpoint, names: TensorNames) -> dict[str, Joined]:
     """Return the parameters that the file holds in several tensors, which are copied as they are, by name; not those of
     linears, which would be quantized."""
-    found = TensorNames(model).joined(checkpoint.inventory)
+    found = names.joined(checkpoint.inventory)
     modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in found}
     return {name: joined for name, joined in found.items() if not isinstance(modules[name], nn.Linear)}
 
 
-def _renamed(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
+def _renamed(model: nn.Module, checkpoint: Checkpoint, names: TensorNames) -> dict[str, str]:
     """Return the names of parameters and buffers, or of their parts, that transformers fills from a tensor whose name
     differs by more than the outermost module's prefix -> that name."""
-    names, base = TensorNames(model), f"{model.base_model_prefix}."
+    base = f"{model.base_model_prefix}."
     source_names = {names.own(source) or names.renamed(source): source for source in checkpoint.inventory}
     return {own: source for own, source in source_names.items() if own.removeprefix(base) != source.removeprefix(base)}
