@@ -47,10 +47,10 @@ $(VENV)/.native: setup.py kernels/cpu/build.py $(wildcard kernels/cpu/src/*) | $
 quickstart: $(VENV)/.runtime $(VENV)/.native  ## quantize the example model four ways, serve, ask, measure, compare
 	@$(BIN)/python examples/quickstart.py
 
-test: $(VENV)/.test $(VENV)/.native  ## every kind of test, on the CPU, without a network; large grids in part; SHARD=1/8: and an eighth of the rest
+test: $(VENV)/.test $(VENV)/.native  ## every kind of test, on the CPU, without a network; large grids in part; SHARD=1/12: and a twelfth of the rest
 	KERNEL_COMPILE=quick $(PYTEST) $(if $(SHARD),--lane ci --shard $(SHARD),--lane quick)
 
-test-all: $(VENV)/.test $(VENV)/.native  ## every test; SHARD=1/8: only what `make test SHARD=1/8` has beside `make test`
+test-all: $(VENV)/.test $(VENV)/.native  ## every test; SHARD=1/12: only what `make test SHARD=1/12` has beside `make test`
 	$(PYTEST) $(if $(SHARD),--lane rest --shard $(SHARD))
 
 test-fast: $(VENV)/.test $(VENV)/.native  ## the tests that take a moment

@@ -3,7 +3,7 @@
 Cases of a test function are alike: a lane runs as many of them as take a few seconds by ``durations.json``, spread
 evenly over its parameters, and leaves out a function of which one case takes longer than that. The cheapest function of
 every file is run nevertheless, unless the lane leaves out what is marked as slow. ``python tests/lanes.py JUNIT_XML``
-writes ``durations.json`` from a run of all tests.
+updates ``durations.json`` from a run.
 
 What ``make test`` leaves out runs in shards, one with every commit. A shard has whole files, so that their servers and
 models are started once; only cases that take longer than those are spread.
@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-HERE = Path(__file__).resolve().parent
-FILE = HERE / "durations.json"
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "tests" / "durations.json"
 #: Seconds per case below which nothing is recorded.
 NEGLIGIBLE = 0.02
 #: Seconds per case above which the cases of a file are spread over the shards.
 LONG = 5.0
-#: The shards of eight take about the same time with it.
-SALT = 286
+#: The shards of twelve take about the same time with it.
+SALT = 12583
 
 
 @dataclass(frozen=True)
@@ -121,22 +121,26 @@ def in_shard(node_id: str, shard: str, seconds: Mapping[str, float]) -> bool:
 
 
 def record(junit: Path) -> None:
-    """Write the mean seconds per case of every function in a report of a run."""
+    """Write the mean seconds per case of every function in a report of a run, and keep those of others."""
     cases: dict[str, list[float]] = defaultdict(list)
     for case in ElementTree.parse(junit).iter("testcase"):
-        *folders, module = case.get("classname", "").split(".")
-        parts = [*folders, module]
-        # A test's class follows the name of its file.
-        at = next(
-            number
-            for number in range(len(parts), 0, -1)
-            if (HERE.parent / Path(*parts[:number])).with_suffix(".py").is_file()
-        )
-        file = Path(*parts[:at]).with_suffix(".py").as_posix()
-        names = [*parts[at:], case.get("name", "").partition("[")[0]]
-        cases["::".join([file, *names])].append(float(case.get("time", 0)))
-    means = {name: round(sum(took) / len(took), 2) for name, took in sorted(cases.items())}
-    FILE.write_text(json.dumps({name: took for name, took in means.items() if took > NEGLIGIBLE}, indent=0) + "\n")
+        if function := reported_function(case):
+            cases[function].append(float(case.get("time", 0)))
+    kept = {name: took for name, took in seconds_of_functions().items() if (ROOT / name.partition("::")[0]).is_file()}
+    kept |= {name: round(sum(took) / len(took), 2) for name, took in cases.items()}
+    lasting = {name: took for name, took in sorted(kept.items()) if took > NEGLIGIBLE}
+    FILE.write_text(json.dumps(lasting, indent=0) + "\n")
+
+
+def reported_function(case: ElementTree.Element) -> str | None:
+    """Return the id of the function that an entry of a report is about, None if it is about no test of a file."""
+    parts = case.get("classname", "").split(".")
+    # A test's class follows the name of its file.
+    for at in range(len(parts), 0, -1):
+        file = Path(*parts[:at]).with_suffix(".py") if parts[0] else Path()
+        if (ROOT / file).is_file():
+            return "::".join([file.as_posix(), *parts[at:], case.get("name", "").partition("[")[0]])
+    return None
 
 
 if __name__ == "__main__":

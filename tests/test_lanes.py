@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import lanes
@@ -77,17 +78,21 @@ def test_slow_tests_are_not_in_the_fast_lane():
     assert lanes.selected(names, {names[0]}, None, None) == set(names)
 
 
-def test_durations_are_read_from_a_report(tmp_path, monkeypatch):
+def test_a_report_updates_the_durations_of_what_it_has(tmp_path, monkeypatch):
     report = tmp_path / "junit.xml"
     report.write_text(
         '<testsuites><testsuite><testcase classname="tests.test_lanes" name="test_a[1]" time="1.0"/>'
         '<testcase classname="tests.test_lanes" name="test_a[2]" time="2.0"/>'
         '<testcase classname="tests.test_lanes.TestB" name="runTest" time="4.0"/>'
-        '<testcase classname="tests.test_lanes" name="test_c" time="0.001"/></testsuite></testsuites>'
+        '<testcase classname="tests.test_lanes" name="test_c" time="0.001"/>'
+        '<testcase classname="" name="tests.test_broken" time="0.0"/></testsuite></testsuites>'
     )
     monkeypatch.setattr(lanes, "FILE", tmp_path / "durations.json")
+    did_not_run = {"tests/test_cli.py::test_help": 0.5, "tests/removed.py::test_a": 3.0}
+    lanes.FILE.write_text(json.dumps(did_not_run | {"tests/test_lanes.py::test_c": 0.1}))
     lanes.record(report)
     assert lanes.seconds_of_functions() == {
+        "tests/test_cli.py::test_help": 0.5,
         "tests/test_lanes.py::TestB::runTest": 4.0,
         "tests/test_lanes.py::test_a": 1.5,
     }
