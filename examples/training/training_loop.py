@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from muon import Muon
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -142,8 +143,7 @@ def _optimizers(model: nn.Module, schedule: Schedule) -> list[torch.optim.Optimi
     ]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=schedule.rate, betas=(0.9, 0.95))]
     if inner:
-        rate = schedule.muon or 0.0
-        optimizers.append(torch.optim.Muon(inner, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(inner, lr=schedule.muon or 0.0, weight_decay=0.05))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]

@@ -103,3 +103,23 @@ def test_other_architectures_compute_before_they_are_trained(name: str, heldout_
     assert train_models.perplexity(model, windows) < 20000
     shares = train_models.expert_shares(model, windows)
     assert (shares is None) == (name == "qwen2")
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
+def test_muon_takes_the_steps_of_torch(shape: tuple[int, int]) -> None:
+    from muon import Muon
+
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(shape, generator=generator)
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    optimizers = [
+        Muon([ours], lr=0.1, weight_decay=0.05),
+        torch.optim.Muon([theirs], lr=0.1, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+    ]
+    for _ in range(3):
+        ours.grad = torch.randn(shape, generator=generator)
+        theirs.grad = ours.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    moved = (theirs - start).norm()
+    assert (ours - theirs).norm() < 0.02 * moved  # torch computes its products in bfloat16
