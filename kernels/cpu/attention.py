@@ -14,6 +14,7 @@ from torch import Tensor
 
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
+from aiakq.kernels.cpu.memory import zeros_on_large_pages
 from aiakq.kernels.types import LARGEST, AttentionContext, AttentionProblem, AttentionSpec, LayerCache
 
 CACHE_TYPES = {dtype: TYPES[dtype] for dtype in (torch.float32, torch.float16, torch.bfloat16)} | {torch.int8: 4}
@@ -42,7 +43,7 @@ def new_cache(problem: AttentionProblem, pages: int, page_size: int, device: tor
     dtype, heads = problem.cache_dtype, problem.num_kv_heads
 
     def tensor(*shape: int) -> Tensor:
-        return library.empty_on_large_pages(pages, heads, *shape, dtype=dtype).zero_()
+        return zeros_on_large_pages(pages, heads, *shape, dtype=dtype)
 
     if problem.latent:
         stored = [tensor(page_size, problem.head_dim).transpose(1, 2)]

@@ -14,6 +14,7 @@ from torch import Tensor
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.embedding import NativeEmbedding
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
+from aiakq.kernels.cpu.memory import empty_on_large_pages
 from aiakq.kernels.ops.dense import DenseLayer
 from aiakq.kernels.types import DenseProblem, LinearInput
 
@@ -61,7 +62,7 @@ def pack(weight: Tensor) -> tuple[Structure, Tensor]:
     n, k = weight.shape
     pairs = weight.dtype == torch.bfloat16
     width = 2 if pairs else 1
-    tiles = library.empty_on_large_pages(-(-n // TILE), -(-k // width), TILE, width, dtype=weight.dtype)
+    tiles = empty_on_large_pages(-(-n // TILE), -(-k // width), TILE, width, dtype=weight.dtype)
     weight = weight.contiguous()
     load_library().cdll.aiakq_pack_floats(
         weight.data_ptr(), n, k, weight.element_size(), pairs, tiles.data_ptr(), torch.get_num_threads()

@@ -18,7 +18,6 @@ import ctypes
 import json
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from ctypes import Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
@@ -44,7 +43,6 @@ _CONSTANTS = {name: number for number, name in enumerate(_MATH)} | {
 }
 
 _C_TYPES = {"int32": c_int32, "int64": c_int64, "float": c_float, "double": c_double, "pointer": c_void_p}
-_LARGE_PAGE, _MADV_HUGEPAGE = 2**21, 14
 #: Exported function -> the types of its result and of its arguments.
 _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "aiakq_isa": (c_char_p,),
@@ -223,22 +221,6 @@ def address(tensor: Tensor | None) -> int | None:
 def allocate_scratch(count: int) -> Tensor:
     """Allocate [count] uint8, uninitialized and aligned to 64 bytes by torch's allocator."""
     return torch.empty(count, dtype=torch.uint8)
-
-
-def empty_on_large_pages(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Allocate [*shape] of ``dtype``, contiguous and uninitialized, for data that every step reads (weights, KV cache).
-
-    Uses huge pages where available: hardware prefetching stops at page boundaries, and in a virtual machine a TLB miss
-    costs twice as much.
-    """
-    tensor = torch.empty(shape, dtype=dtype)
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    first = -(-tensor.data_ptr() // _LARGE_PAGE) * _LARGE_PAGE
-    size = (tensor.data_ptr() + tensor.nbytes - first) // _LARGE_PAGE * _LARGE_PAGE
-    if advise is not None and sys.platform == "linux" and size > 0:
-        # The result is ignored: without huge pages everything still works, only slower.
-        advise(c_void_p(first), ctypes.c_size_t(size), _MADV_HUGEPAGE)
-    return tensor
 
 
 def matmul(x: Tensor, op: Structure, ops: OpList, scratch_per_row: int) -> Tensor:

@@ -20,6 +20,7 @@ from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.blocks import pack_blocks
 from aiakq.kernels.cpu.embedding import NativeEmbedding
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
+from aiakq.kernels.cpu.memory import empty_on_large_pages
 from aiakq.kernels.cpu.scale_steps import in_steps, narrow
 from aiakq.kernels.cpu.tiles import TILE, in_tiles
 from aiakq.kernels.ops.linear import LinearLayer
@@ -124,7 +125,7 @@ def prepare(weight: QWeight, problem: LinearProblem) -> NativeLinear:
 def _of_blocks(weight: BlockWeight, math: int, table: Tensor | None, factor: float) -> NativeLinear:
     """Return the layer of rows of blocks, with the tiles that ``prepare`` makes of the unpacked weight."""
     tiles, size = -(-weight.n // TILE), weight.group_size
-    packed = library.empty_on_large_pages(tiles * weight.k // BLOCK * 2 * 64 * weight.bits, dtype=torch.uint8)
+    packed = empty_on_large_pages(tiles * weight.k // BLOCK * 2 * 64 * weight.bits, dtype=torch.uint8)
     found = pack_blocks(weight, math, packed, factor)
     bias = None if weight.bias is None else _padded(weight.bias.float(), tiles * TILE)
     op = new_op("linear")
@@ -223,7 +224,7 @@ def _group_size(weight: QWeight, math: int) -> int:
 def _packed(weight: QWeight, math: int, columns: Tensor, blocks: int) -> Tensor:
     """Pack the codes into tiles; ``columns`` as from _columns."""
     codes, size = weight.codes.contiguous(), -(-weight.n // TILE) * blocks * 2 * 64 * weight.bits
-    packed = library.empty_on_large_pages(size, dtype=torch.uint8)
+    packed = empty_on_large_pages(size, dtype=torch.uint8)
     load_library().cdll.aiakq_pack_codes(
         codes.data_ptr(),
         weight.n,
