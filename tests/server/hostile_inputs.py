@@ -28,9 +28,10 @@ sys.path.insert(0, str(HERE))
 
 import hostile_cases  # noqa: E402
 from hostile_cases.media import MEDIA, good_chat  # noqa: E402
+from hostile_cases.media_bodies import BODIES  # noqa: E402
 from hostile_cases.media_host import seeing_server  # noqa: E402
 from hostile_cases.requests import BODY_LIMIT, CHAT, COMPLETIONS, TIMES, Case, Expected, head, post_json  # noqa: E402
-from raw_http import MODEL, TIMEOUT, Response, linger, metrics, read_response, state  # noqa: E402
+from raw_http import MODEL, TIMEOUT, Response, linger, metrics, num_series, read_response, state, tree_mb  # noqa: E402
 
 from aiakq.server.background import RunningServer, start_in_background  # noqa: E402
 
@@ -60,6 +61,8 @@ GOOD = [
     {"prompt": [5, 99, 1000, 17], "temperature": 0, "max_tokens": 50, "repetition_penalty": 1.2, "ignore_eos": True},
 ]
 GOOD_CLIENTS = 2
+#: Memory that all processes may keep: caches of embeddings and pages, and heaps of the workers of the tokenizer.
+KEPT_MB = 512
 KEYS = {"message", "type", "param", "code"}
 #: Keys of errors of the Messages API.
 MESSAGES_KEYS = {"message", "type"}
@@ -118,11 +121,6 @@ async def send(writer: asyncio.StreamWriter, case: Case) -> None:
                 await writer.drain()
             else:
                 await asyncio.sleep(piece)
-
-
-def series(found: dict[str, float]) -> int:
-    """Return the number of series of metrics, without those of responses by route, which appear with the first one."""
-    return sum(not name.startswith("http_requests_") for name in found)
 
 
 async def read_all(
@@ -199,6 +197,8 @@ def compared(answer: Response, expected: Expected) -> str | None:
         return f"the body is no error: {answer.body[:200]!r}"
     if set(failure) not in (KEYS, MESSAGES_KEYS) or not failure["message"]:
         return f"the error has wrong keys: {answer.body[:200]!r}"
+    if "\n" in failure["message"]:
+        return f"the message has several lines: {failure['message'][:200]!r}"
     if LEAKS.search(failure["message"]) or len(failure["message"]) > 600:
         return f"the message leaks internals or is too long: {failure['message'][:200]}"
     if set(failure) == MESSAGES_KEYS:
@@ -285,7 +285,7 @@ class HostileRun:
         self.slow: set[asyncio.Task[None]] = set()
         self.slow_slots = asyncio.Semaphore(128)
         self.began = 0.0
-        self.families = MEDIA if args.media else hostile_cases.FAMILIES
+        self.families = {**MEDIA, **BODIES} if args.media else hostile_cases.FAMILIES
         self.good: list[dict[str, Any]] = [*GOOD[:3], good_chat()] if args.media else GOOD
 
     async def run(self) -> dict[str, Any]:
@@ -296,7 +296,8 @@ class HostileRun:
             began = time.perf_counter()
             await stream(address, request)
             alone.append(time.perf_counter() - began)
-        before = state(self.server.process.pid) | {"series": series(await metrics(address))}
+        pid = self.server.process.pid
+        before = state(pid) | {"series": num_series(await metrics(address)), "all_mb": tree_mb(pid)}
         meanwhile: list[float] = []
         good = [
             asyncio.create_task(good_client(address, i, self.good, expected, findings, meanwhile))
@@ -317,7 +318,7 @@ class HostileRun:
                 for name, found in (("alone", alone), ("meanwhile", meanwhile))
                 if found
             },
-            "server_rss_mb": {"before": before["rss_mb"], "after": after["rss_mb"]},
+            "memory_mb": [{key: each[key] for key in each if key.endswith("_mb")} for each in (before, after)],
         }
 
     async def client(self) -> None:
@@ -334,8 +335,8 @@ class HostileRun:
             else:
                 await self.try_one(index, case)
             done = self.findings.kinds.total()
-            if done % 5000 == 0:
-                seconds, rss = time.monotonic() - self.began, state(self.server.process.pid)["rss_mb"]
+            if done % 1000 == 0:
+                seconds, rss = time.monotonic() - self.began, tree_mb(self.server.process.pid)
                 line = f"{done} cases, {len(self.findings.failures)} failures, {seconds:.0f} s, {rss:.0f} MB"
                 print(line, file=sys.stderr, flush=True)
 
@@ -380,7 +381,8 @@ async def at_rest(
     failures = findings.failures
     deadline = time.monotonic() + TIMEOUT
     while True:
-        found, after = await metrics(address), state(server.process.pid)
+        found, pid = await metrics(address), server.process.pid
+        after = state(pid) | {"all_mb": tree_mb(pid)}
         idle = found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
         ended = found["vllm:request_process_success_total"] + found["vllm:request_process_fail_total"]
         rest = {
@@ -389,13 +391,14 @@ async def at_rest(
             "requests are not counted as ended": found["vllm:request_total"] == ended,
             "files are left open": after["files"] <= before["files"] + 2,
             "threads are left": after["threads"] <= before["threads"] + 4,
+            "memory is kept": after["all_mb"] <= before["all_mb"] + KEPT_MB,
         }
         if all(rest.values()) or time.monotonic() > deadline:
             failures += [f"afterwards: {name} ({before} -> {after})" for name, good in rest.items() if not good]
             break
         await asyncio.sleep(0.1)
-    if series(found) != before["series"]:
-        failures.append(f"afterwards: {series(found)} series of metrics and not {before['series']}")
+    if num_series(found) != before["series"]:
+        failures.append(f"afterwards: {num_series(found)} series of metrics and not {before['series']}")
     if found["aiakq:engine_restarts_total"]:
         failures.append("afterwards: the engine was started again")
     if restarts := found["aiakq:tokenizer_restarts_total"]:

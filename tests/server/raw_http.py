@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from hostile_cases.requests import head
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "tinybooks"
@@ -98,12 +100,23 @@ async def metrics(address: tuple[str, int]) -> dict[str, float]:
 
 def num_series(found: dict[str, float]) -> int:
     """Count the series of /metrics without those of HTTP responses, which appear with the first response of a kind."""
-    return sum(not name.startswith("http_requests_total") for name in found)
+    return sum(not name.startswith("http_requests_") for name in found)
 
 
 def state(pid: int) -> dict[str, Any]:
     """Return the memory, threads and open files of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
-    number = {name: int(re.search(rf"^{name}:\s+(\d+)", status, re.M)[1]) for name in ("VmRSS", "Threads")}  # type: ignore[index]
+    number = {name: int(re.search(rf"^{name}:\s+(\d+)", status, re.M)[1]) for name in ("VmRSS", "VmHWM", "Threads")}  # type: ignore[index]
     files = len(os.listdir(f"/proc/{pid}/fd"))
-    return {"rss_mb": round(number["VmRSS"] / 1024, 1), "threads": number["Threads"], "files": files}
+    memory = {"rss_mb": round(number["VmRSS"] / 1024, 1), "peak_mb": round(number["VmHWM"] / 1024, 1)}
+    return {**memory, "threads": number["Threads"], "files": files}
+
+
+def tree_mb(pid: int) -> float:
+    """Return the memory of a process and of those that it started; shared pages count once."""
+    total = 0
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        with contextlib.suppress(OSError):  # it has ended
+            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+            total += int(re.search(r"^Pss:\s+(\d+)", text, re.M)[1])  # type: ignore[index]
+    return round(total / 1024, 1)

@@ -61,6 +61,13 @@ _PROCESSOR: Mapping[str, str] = {
     "*fps*": "videos are refused",
     "*frames*": "videos are refused",
 }
+#: Arguments of image processors that are no user's choice: the encoder reads one layout of patches only.
+_FIXED = frozenset(
+    {
+        *("return_tensors", "data_format", "input_data_format", "device", "disable_grouping", "image_seq_length"),
+        *("patch_size", "merge_size", "temporal_patch_size"),
+    }
+)
 #: Keys of processor_config.json that are arguments of a processor but not of images, or that config.json has, too.
 _DERIVED = frozenset(
     {
@@ -182,6 +189,29 @@ def check_processor_keys(processor: Any, folder: str) -> None:
     for key, value in processor_config(folder).items():
         if key not in _DERIVED | TOKENS and not _effectless(key, value, _PROCESSOR):
             raise _unread("processor_config.json", key, value, kind)
+
+
+def check_processor_arguments(processor: Any, given: Mapping[str, object], own: Iterable[str]) -> None:
+    """Raise ``bad_option`` for an argument of ``--mm-processor-kwargs`` that the processor does not have, or that is
+    set here.
+
+    processor  transformers' image processor.
+    own        arguments that the family sets.
+    """
+    kind = type(processor)
+    fixed = _FIXED | frozenset(own)
+    allowed = sorted(kind.valid_kwargs.__annotations__.keys() - fixed)
+    for key in given:
+        if key not in allowed:
+            what = "is set by the model" if key in fixed else f"is no argument of {kind.__name__}"
+            hint = f"Remove it, or give one of {', '.join(allowed)}."
+            raise bad_processor_arguments(given, f"{key[:64]!r} {what}", hint)
+
+
+def bad_processor_arguments(given: Mapping[str, object], reason: str, hint: str) -> AiakqError:
+    """Return the error for arguments that the image processor does not take."""
+    expected = f"what the image processor takes: {reason}"
+    return error("bad_option", option="--mm-processor-kwargs", value=dict(given), expected=expected, hint=hint)
 
 
 def _unread(file: str, key: str, value: object, kind: type) -> AiakqError:

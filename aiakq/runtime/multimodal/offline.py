@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 
 class OfflineImages:
-    """Adds images to prompts; the processor is loaded for the first."""
+    """Adds images to prompts; the processor is loaded for the first, or at once if the user gave arguments for it."""
 
     def __init__(self, config: EngineConfig, limits: MediaLimits, tokenizer: Tokenizer) -> None:
+        """Raises ``bad_option`` for arguments that the processor does not take."""
         self._config, self._limits, self._tokenizer = config, limits, tokenizer
         self._preprocessor: ImagePreprocessor | None = None
         self._urls = (
             ImageUrls(config.multimodal.media_path, config.multimodal.domains) if config.multimodal else ImageUrls()
         )
+        if config.multimodal and config.multimodal.processor_kwargs and not limits.refusal and tokenizer.has_text:
+            self.loaded()
 
     def add(self, text: str | None, token_ids: list[int], images: Sequence[ImageSource], place: str) -> Prompt:
         """Return the prompt with ``images``; ``place`` is its name in errors.

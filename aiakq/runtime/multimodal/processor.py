@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiakq.errors import AiakqError, error, first_line
-from aiakq.runtime.multimodal.config_keys import TOKENS, check_processor_keys, processor_config
+from aiakq.errors import AiakqError, error, first_line, one_line
+from aiakq.runtime.multimodal.config_keys import (
+    TOKENS,
+    bad_processor_arguments,
+    check_processor_arguments,
+    check_processor_keys,
+    processor_config,
+)
 from aiakq.runtime.multimodal.families import image_text
 from aiakq.runtime.multimodal.images import decode_image, refused
 from aiakq.runtime.protocol.media import MediaItem, TensorRecord, media_key
@@ -21,6 +27,8 @@ if TYPE_CHECKING:
 
 #: NumPy's names of dtypes -> those that ``TensorRecord`` has.
 _DTYPES = {"float32": "float32", "float64": "float32", "int64": "int64", "int32": "int64", "bool": "bool"}
+#: Width and height of the image with which the user's arguments are tried: what every processor takes.
+_SIDE = 448
 
 
 class ImagePreprocessor:
@@ -30,7 +38,9 @@ class ImagePreprocessor:
     """
 
     def __init__(self, config: MultimodalConfig, processor: Any, tokenizer: Tokenizer) -> None:
-        """Raises ``model_incomplete`` if the tokenizer lacks the token of images."""
+        """Raises ``model_incomplete`` if the tokenizer lacks the token of images, and ``bad_option`` for arguments that
+        the processor does not take.
+        """
         self._image_token_id = config.image_token_id
         [token] = tokenizer.raw_tokens([config.image_token_id])
         self._encode: Callable[[str, bool], list[int]] = tokenizer.encode
@@ -42,11 +52,24 @@ class ImagePreprocessor:
         [self.image_token] = tokenizer.raw_tokens([self._placeholder_id])
         self._newlines = Newlines(tokenizer)
         self._options = {**self._text.defaults, **config.processor_kwargs, **self._text.options}
+        if config.processor_kwargs:
+            self._try_arguments(config.processor_kwargs)
+
+    def _try_arguments(self, given: Mapping[str, object]) -> None:
+        """Process an image. Raises ``bad_option`` if ``given`` has other arguments or values than the processor."""
+        from PIL.Image import new
+
+        check_processor_arguments(self._processor, given, self._text.options)
+        try:
+            self._processed(new("RGB", (_SIDE, _SIDE)), "an image")
+        except AiakqError as failure:
+            reason = str(failure.message).rstrip(".")
+            raise bad_processor_arguments(given, reason, "Correct the value, or leave the argument out.") from None
 
     @classmethod
     def load(cls, config: MultimodalConfig, tokenizer: Tokenizer) -> ImagePreprocessor:
         """Load the image processor of a model. Raises ``no_pillow``, ``unsupported_parameter``,
-        ``processor_key_unsupported`` and ``model_malformed``.
+        ``processor_key_unsupported``, ``bad_option`` and ``model_malformed``.
         """
         import transformers
 
@@ -131,7 +154,7 @@ class ImagePreprocessor:
             raise
         except Exception as failure:
             width, height = image.size
-            reason = f"the model's image processor rejects it ({first_line(failure).rstrip('.')[:200]})"
+            reason = f"the model's image processor rejects it ({one_line(failure).rstrip('.')[:200]})"
             raise refused(param, f"{reason}; it has {width} x {height} pixels") from failure
         tensors = {name: _record(processed[name]) for name in self._text.tensors if name in processed}
         return text, tensors, grid

@@ -137,13 +137,15 @@ def load_images(
     """Return the preprocessor of images, and give ``templates`` the placeholder.
 
     Returns None for a model that reads text only, and if it cannot be loaded: requests with images then fail with
-    ``loaded.image_failure``, and others do not.
+    ``loaded.image_failure``, and others do not. Raises ``bad_option`` for arguments that its processor does not take.
     """
     if setup.images is None or setup.images.refusal:
         return None
     try:
         images = ImagePreprocessor.load(setup.images, tokenizer)
     except AiakqError as failure:
+        if failure.id == "bad_option":
+            raise
         loaded.image_failure = Failure.of(failure)
         return None
     for template in templates:

@@ -151,3 +151,44 @@ def test_what_an_image_of_gemma_3_cannot_follow():
         one.expanded(tokenizer(f"a{mark}")["input_ids"], [random_image(6, 40, 20)], [""])
     with pytest.raises(AiakqError, match="it has the token 5, which stands for a part of an image"):
         one.expanded(tokenizer(f"a<image_soft_token>{mark}")["input_ids"], [random_image(6, 40, 20)], [""])
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "reason"),
+    [
+        ("qwen2_vl", {"nonsense": 1}, "'nonsense' is no argument of Qwen2VLImageProcessor"),
+        ("qwen2_vl", {"patch_size": 8}, "'patch_size' is set by the model"),
+        ("qwen2_vl", {"min_pixels": "many"}, "Field 'min_pixels' expected int, got str"),
+        ("qwen2_vl", {"size": {"longest": 3}}, "the model's image processor rejects it .*longest"),
+        ("llava", {"data_format": "channels_last"}, "'data_format' is set by the model"),
+        ("llava", {"min_pixels": 64}, "'min_pixels' is no argument of CLIPImageProcessor"),
+        ("internvl", {"crop_to_patches": False}, "'crop_to_patches' is set by the model"),
+        ("idefics3", {"return_row_col_info": False}, "'return_row_col_info' is set by the model"),
+    ],
+)
+def test_arguments_that_the_processor_does_not_take_are_refused_by_name(kind, arguments, reason):
+    with pytest.raises(AiakqError, match=reason) as caught:
+        preprocessor(kind, **arguments)
+    assert caught.value.id == "bad_option" and "\n" not in str(caught.value.message)
+
+
+def test_the_remedy_for_an_unknown_argument_lists_the_known_ones():
+    with pytest.raises(AiakqError) as caught:
+        preprocessor("qwen2_vl", nonsense=1)
+    hint = caught.value.remedy
+    assert "max_pixels, min_pixels" in hint and "patch_size" not in hint and "return_tensors" not in hint
+
+
+def test_a_worker_of_the_tokenizer_does_not_start_with_a_wrong_argument(monkeypatch):
+    """Other failures leave text to be served; this one is a mistake of the command line."""
+    from aiakq.server.process.text_loading import load_images
+
+    def load(config: Any, tokenizer: Any) -> ImagePreprocessor:
+        return preprocessor("llava", nonsense=1)
+
+    monkeypatch.setattr(ImagePreprocessor, "load", load)
+    setup: Any = SimpleNamespace(images=SimpleNamespace(refusal=""))
+    loaded: Any = SimpleNamespace(image_failure=None)
+    tokenizer: Any = None
+    with pytest.raises(AiakqError, match="--mm-processor-kwargs is .*'nonsense' is no argument"):
+        load_images(setup, tokenizer, [], loaded)

@@ -266,6 +266,11 @@ def test_processor_arguments_change_the_image(vision_model):
     assert output.prompt_token_ids.count(4) == 4 < split.prompt_token_ids.count(4)
 
 
+def test_wrong_processor_arguments_are_refused_before_the_first_image(vision_model):
+    with pytest.raises(AiakqError, match="'do_image_split' is no argument of Idefics3ImageProcessor"):
+        engine(vision_model("idefics3"), mm_processor_kwargs={"do_image_split": False})
+
+
 def test_without_the_encoder_images_are_refused_and_text_is_not(vision_model):
     llm = engine(vision_model("llava"), language_model_only=True)
     assert not any(isinstance(part, ImageEncoding) for part in llm.engine.executor.runner.parts)
