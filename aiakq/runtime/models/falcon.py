@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.models.alibi import AlibiBuilder
 from aiakq.runtime.models.bloom import BloomBuilder
 from aiakq.runtime.models.builder import LayerNormBuilder, rows_by_part, unsupported
 from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, ParallelBlock, Weights
@@ -51,9 +54,17 @@ class FalconBuilder(LayerNormBuilder):
         return ParallelBlock(self.norm(self.layer_name(layer, "input_layernorm")), attention, mlp, add)
 
 
+class FalconAlibiBuilder(FalconBuilder, AlibiBuilder):
+    """Falcon-RW: ALiBi, added to the scores before they are scaled."""
+
+    def slopes(self) -> Tensor:
+        """Return the slopes [H] float32 with the scale of the scores.
+
+        The authors' and transformers' code rounds each bias to bfloat16; here, as in the paper, biases are not rounded.
+        """
+        return super().slopes() * self.config.head_dim**-0.5
+
+
 def build(config: ModelConfig, weights: Weights) -> Decoder:
     """FalconForCausalLM from ``weights``. Raises ``unsupported``."""
-    if config.raw.get("alibi"):
-        reason = "its positions use ALiBi"
-        raise unsupported(config, reason)
-    return FalconBuilder(config, weights).build()
+    return (FalconAlibiBuilder if config.raw.get("alibi") else FalconBuilder)(config, weights).build()

@@ -46,7 +46,9 @@ def of_transformers(folder: Path, change: Callable[[Any], None] | None = None) -
     """Log-probabilities [T, V] of every prompt, after a ``change`` of the model."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    # Its eager attention adds Falcon's ALiBi twice: to the scores, and in the mask.
+    kind = "sdpa" if json.loads((folder / "config.json").read_text()).get("alibi") else "eager"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=kind).eval()
     with torch.inference_mode():
         if change is not None:
             change(model)
@@ -165,6 +167,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "falcon in sequence with keys for every head": (
         "FalconForCausalLM",
         {"multi_query": False, "parallel_attn": False},
+        {},
+    ),
+    "falcon with ALiBi": ("FalconForCausalLM", {"alibi": True, "bias": True}, {}),
+    "falcon with ALiBi, in sequence with keys for every head": (
+        "FalconForCausalLM",
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+        {},
+    ),
+    "falcon with ALiBi and groups": (
+        "FalconForCausalLM",
+        {"alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2},
         {},
     ),
     "gemma3 in the old spelling": (
@@ -343,6 +356,16 @@ def test_variants_of_families(name, tiny_model, tmp_path):
     if written:
         folder = rewritten(folder, tmp_path / "model", written)
     assert largest_difference(ours(folder), expected) < TOLERANCES.get(architecture, TOLERANCE)
+
+
+def test_biases_of_falcon_are_not_rounded(tiny_model, monkeypatch):
+    """transformers rounds ALiBi's biases to bfloat16, exactly only for powers of two and up to 256 tokens."""
+    settings = {"hidden_size": 192, "num_attention_heads": 6, "multi_query": False, "parallel_attn": False}
+    folder = tiny_model("FalconForCausalLM", alibi=True, **settings)
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda slopes: slopes)
+    expected = of_transformers(folder)
+    monkeypatch.undo()
+    assert largest_difference(ours(folder), expected) < TOLERANCE
 
 
 def test_minimax_rotates_the_first_elements_of_heads_that_its_authors_state(tiny_model, tmp_path):

@@ -85,7 +85,9 @@ def of_transformers(folder: Path) -> list[Tensor]:
     """Log-probabilities [T, V] of every prompt."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    # Its eager attention adds Falcon's ALiBi twice: to the scores, and in the mask.
+    kind = "sdpa" if json.loads((folder / "config.json").read_text()).get("alibi") else "eager"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=kind).eval()
     with torch.inference_mode():
         return [model(torch.tensor([each]), use_cache=False).logits[0].log_softmax(-1) for each in prompts()]
 
