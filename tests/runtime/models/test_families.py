@@ -365,6 +365,15 @@ def test_minimax_rotates_the_first_elements_of_heads_that_its_authors_state(tiny
     assert largest_difference(ours(folder), of_transformers(folder, change)) < TOLERANCE
 
 
+def test_a_rotary_scaling_that_norms_of_llama4_undo_is_refused(tiny_model, tmp_path):
+    yarn = {"rope_type": "yarn", "rope_theta": 5e4, "factor": 2.0, "original_max_position_embeddings": 64}
+    source, plain = tiny_model("Llama4ForCausalLM"), {"rope_parameters": {**yarn, "attention_factor": 1.0}}
+    with pytest.raises(AiakqError, match="yarn with an attention_factor in a Llama4ForCausalLM"):
+        ours(rewritten(source, tmp_path / "model", {"rope_parameters": yarn}))
+    folder = rewritten(source, tmp_path / "plain", plain)
+    assert largest_difference(ours(folder), of_transformers(folder)) < TOLERANCE
+
+
 @pytest.mark.parametrize("family", ["MiniMax", "MiniMaxM2"])
 def test_a_rotary_dim_of_minimax_beside_another_part_of_heads_is_refused(family, tiny_model, tmp_path):
     rope = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}
