@@ -12,19 +12,20 @@ from aiakq.arguments.engine import EngineArguments
 from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
 from aiakq.formats.hub import resolve_model
-from aiakq.formats.model_folder import read_json
+from aiakq.formats.model_folder import first_architecture, read_json
 from aiakq.runtime.config.config_function import changes_by
+from aiakq.runtime.config.families import FAMILIES
 from aiakq.runtime.config.generation_keys import APPLIED, SAMPLING, describe, not_applied, of_model_config
+from aiakq.runtime.config.known_keys import ROTARY, model_type_of
+from aiakq.runtime.config.rope import differs_by_kind, is_rotary
 from aiakq.runtime.protocol.grammar import GrammarDefaults
 from aiakq.runtime.protocol.sampling_params import PARAMETERS
 from aiakq.system.user_path import user_path
 
 logger = logging.getLogger("aiakq.runtime")
 
-#: Architectures with learned positions, which have no rotary embedding.
-_LEARNED_POSITIONS = frozenset({"OPTForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM"})
 #: Rotary parameters that do not belong to scaling, and scaling types that do not extend the context.
-_NO_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
+_NO_SCALING = frozenset({"rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"})
 _SAME_CONTEXT = frozenset({"default", "llama3", "longrope"})
 #: Generation values that are integers, or lists of them.
 _INTEGERS = frozenset({"top_k", "max_new_tokens", "eos_token_id"})
@@ -64,12 +65,20 @@ def model_config(folder: Path, args: EngineArguments) -> dict[str, object]:
     raw |= replaced
     if scaling is None and theta is None:
         return raw
+    text = raw.get("text_config")
+    if isinstance(text, Mapping):
+        return {**raw, "text_config": _rotated(dict(text), scaling, theta)}
+    return _rotated(raw, scaling, theta)
+
+
+def _rotated(raw: dict[str, object], scaling: Any, theta: object) -> dict[str, object]:
+    """Return the config ``raw`` of a language model with other rotary parameters. Raises ``bad_option``."""
     option, value = ("--rope-theta", theta) if scaling is None else ("--rope-scaling", scaling)
-    parameters = raw.get("rope_parameters")
-    architectures = raw.get("architectures")
-    if isinstance(architectures, list) and _LEARNED_POSITIONS.intersection(map(str, architectures)):
-        raise _bad(option, value, "left out: the positions of this model are learned")
-    if isinstance(parameters, dict) and any(isinstance(entry, dict) for entry in parameters.values()):
+    kind, parameters = model_type_of(raw, first_architecture(raw)), raw.get("rope_parameters")
+    own = parameters or {} if kind in FAMILIES else _parameters_of_class(kind, raw)
+    if own is None or not is_rotary({**raw, "model_type": kind}):
+        raise _bad(option, value, "left out: the positions of this model are not rotary")
+    if differs_by_kind({"model_type": kind, "rope_parameters": own}):
         raise _bad(option, value, "left out: kinds of layers differ here, see rope_parameters in --hf-overrides")
     if scaling is not None:
         if not isinstance(scaling, dict):
@@ -86,6 +95,21 @@ def model_config(folder: Path, args: EngineArguments) -> dict[str, object]:
         raw |= {} if scaling is None else {"rope_scaling": scaling}
         raw |= {} if theta is None else {"rope_theta": theta}
     return raw
+
+
+def _parameters_of_class(kind: str, raw: Mapping[str, object]) -> object:
+    """Return the ``rope_parameters`` of ``raw``, or else of transformers' class for ``kind``; None if that has none."""
+    from transformers import CONFIG_MAPPING  # imported late, because it takes seconds
+
+    stated = raw.get("rope_parameters") or {}
+    if kind not in CONFIG_MAPPING:
+        return stated
+    others = {name: value for name, value in raw.items() if name not in ROTARY}
+    try:
+        usual = getattr(CONFIG_MAPPING[kind].from_dict(others), "rope_parameters", None)
+        return usual and (stated or usual)
+    except Exception:  # values that the class rejects: they are refused when the model is built
+        return stated
 
 
 def with_overrides_as_values(args: EngineArguments, folder: Path) -> EngineArguments:

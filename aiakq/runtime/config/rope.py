@@ -57,6 +57,8 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 _TYPES = dict.fromkeys(("phi3", "phimoe"), ("default", "longrope"))
 #: Families whose layers may have rotary parameters by kind.
 _BY_KIND = ("gemma3_text", "olmo3", "lfm3")
+#: Base of Gemma 3's layers with a window.
+_GEMMA3_LOCAL_BASE = 10000.0
 #: Native families whose frequencies may be proportional.
 _PROPORTIONAL = ("lfm3",)
 #: Older keys beside rope_parameters, and what they are called there.
@@ -127,19 +129,40 @@ def _parameters(raw: Mapping[str, Any]) -> dict[str, object]:
             if raw.get("model_type") in FAMILIES and raw.get("model_type") not in _BY_KIND:
                 reason = "layers of this family have the same rotary parameters"
                 raise error("config_key_unsupported", key="rope_parameters", value=f"{given!r:.64}", reason=reason)
-            return {kind: _complete(raw, part or {}) for kind, part in given.items() if isinstance(part, dict)}
+            parts = {kind: part or {} for kind, part in given.items() if isinstance(part, dict)}
+            if raw.get("model_type") == "gemma3_text" and "sliding_attention" in parts:
+                local = raw.get("rope_local_base_freq", _GEMMA3_LOCAL_BASE)
+                parts["sliding_attention"] = {"rope_theta": local, **parts["sliding_attention"]}
+            return {kind: _complete(raw, part) for kind, part in parts.items()}
         if by_kind:
             raise _malformed("rope_parameters are not given by kind of layer")
         return _complete(raw, given)
     family = raw.get("model_type")
     scaling = raw.get("rope_scaling") or _SCALINGS.get(str(family), {})
-    local = raw.get("rope_local_base_freq", 10000.0 if family == "gemma3_text" else None)
+    local = raw.get("rope_local_base_freq", _GEMMA3_LOCAL_BASE if family == "gemma3_text" else None)
     kinds = family == "olmo3" and scaling
     if local is None and not kinds:
         return _complete(raw, scaling)
     # Gemma 3 and OLMo 3 apply scaling only to layers without a sliding window.
     plain = {} if local is None else {"rope_theta": local}
     return {"full_attention": _complete(raw, scaling), "sliding_attention": _complete(raw, plain)}
+
+
+def is_rotary(raw: Mapping[str, Any]) -> bool:
+    """Whether any layer has rotary embedding, which models without a native family are taken to have."""
+    kind = raw.get("model_type")
+    if kind == "granitemoehybrid":
+        return raw.get("position_embedding_type") == "rope"
+    if kind == "olmo_hybrid":  # files turn it off with a null rope_theta, not by leaving it out
+        parameters = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+        return parameters.get("rope_theta", raw.get("rope_theta", 0.0)) is not None
+    return FAMILIES.get(str(kind), _UNKNOWN).rotary
+
+
+def differs_by_kind(raw: Mapping[str, Any]) -> bool:
+    """Whether kinds of layers have rotary parameters of their own, which no key beside them could change."""
+    given = raw.get("rope_parameters")
+    return is_nested(given) if given else raw.get("model_type") in _KINDS
 
 
 def rotated_layers(raw: Mapping[str, Any], layers: int) -> list[bool]:

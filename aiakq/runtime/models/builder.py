@@ -302,16 +302,16 @@ class DecoderBuilder:
         return self._rotary[kind]
 
     def rotary_tables(self, rope: Any) -> RotaryTables:
-        """Return the rotary tables for the parameters ``rope``.
+        """Return the rotary tables for the parameters ``rope``. Raises ``unsupported`` as ``check_rotated_part``."""
+        self.check_rotated_part(rope)
+        return self.tables(rope, self.config.head_dim)
 
-        Raises ``unsupported`` for ``partial_rotary_factor`` in a family whose transformers class ignores it.
-        """
-        config = self.config
+    def check_rotated_part(self, rope: Mapping[str, Any]) -> None:
+        """Raise ``unsupported`` for ``partial_rotary_factor`` in a family whose transformers class ignores it."""
         part = rope.get("partial_rotary_factor", 1.0)
         if part != 1 and not self.rotates_parts and rope.get("rope_type") != "proportional":
-            what = f"partial_rotary_factor {part} in a {config.architecture}"
+            what = f"partial_rotary_factor {part} in a {self.config.architecture}"
             raise error("unsupported", what=what, hint="transformers ignores it there; remove it from config.json.")
-        return self.tables(rope, config.head_dim)
 
     def tables(self, rope: Mapping[str, Any], width: int) -> RotaryTables:
         """Return the tables for heads of size ``width``. Behind their rows are those for short texts, if LongRoPE

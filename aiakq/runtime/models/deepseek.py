@@ -104,7 +104,11 @@ class DeepseekBuilder(SharedExpertsBuilder):
         return scale * yarn_magnitude(float(rope["factor"]), float(all_dim)) ** 2 if all_dim else scale
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Return tables for the rotated part, interleaved unless ``rope_interleave`` is false."""
+        """Return tables for the rotated part, interleaved unless ``rope_interleave`` is false.
+
+        Raises ``unsupported`` as ``check_rotated_part``.
+        """
+        self.check_rotated_part(rope)
         tables = self.tables(rope, self.sizes.rotated)
         return replace(tables, interleaved=bool(self.raw.get("rope_interleave", True)))
 

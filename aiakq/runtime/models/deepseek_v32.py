@@ -100,12 +100,6 @@ class DeepseekV32Builder(DeepseekBuilder):
             top_k=self.top_k,
         )
 
-    def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Return tables for the whole rotated part. Raises ``unsupported`` for a part of it."""
-        if (part := rope.get("partial_rotary_factor", 1.0)) != 1:
-            raise unsupported(self.config, f"its partial_rotary_factor is {part!r:.64}")
-        return super().rotary_tables(rope)
-
     def index_tables(self, rotary: RotaryTables) -> RotaryTables:
         """Return the tables of attention with the pairs of the index, the same object for all layers."""
         if self._index_tables is None:

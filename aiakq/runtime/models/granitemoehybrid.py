@@ -7,6 +7,7 @@ from __future__ import annotations
 from aiakq.kernels.ops.parallel import ROW, Column
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.config.rope import is_rotary
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import MLP, Decoder, GatedMLP, Mixer, Weights
@@ -20,7 +21,7 @@ class GraniteMoeHybridBuilder(GraniteMoeBuilder):
 
     def rotary(self, layer: int) -> RotaryTables | None:
         """Return None unless the config requests rotary embedding."""
-        return super().rotary(layer) if self.config.raw.get("position_embedding_type") == "rope" else None
+        return super().rotary(layer) if is_rotary(self.config.raw) else None
 
     def attention(self, layer: int) -> Mixer:
         """Return attention or Mamba 2, depending on the layer."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiakq.errors import error
 from aiakq.kernels.ops.parallel import REPLICATED
 from aiakq.kernels.ops.routing import TopSigmoidRouting
 from aiakq.kernels.types import AttentionSpec, RotaryTables
@@ -42,7 +43,15 @@ class Llama4Builder(DecoderBuilder):
         return super().rotary(layer) if self.rotated[layer] else None
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Return interleaved tables: adjacent elements are rotated together."""
+        """Return interleaved tables: adjacent elements are rotated together.
+
+        Raises ``unsupported`` for a scaling that also multiplies queries and keys, before the norms of heads.
+        """
+        is_multiplied = rope.get("rope_type") in ("yarn", "longrope") and rope.get("attention_factor") != 1
+        if is_multiplied and self.config.raw.get("use_qk_norm", True):
+            what = f"The rotary scaling {rope['rope_type']} with an attention_factor in a {self.config.architecture}"
+            hint = "The norms of heads undo the factor: set it to 1 in rope_parameters."
+            raise error("unsupported", what=what, hint=hint)
         return replace(super().rotary_tables(rope), interleaved=True)
 
     def attention_spec(self, layer: int) -> AttentionSpec:

@@ -19,17 +19,20 @@ from aiakq.runtime.models.builder import rows_by_part, unsupported
 from aiakq.runtime.models.decoder import Decoder, Mixer, NormedResidualBlock, Weights
 from aiakq.runtime.models.mixtral import MixtralBuilder
 
+#: Epsilon of the norm of lightning attention, which config.json does not set.
+_INNER_EPS = 1e-6
+
 
 class MiniMaxBuilder(MixtralBuilder):
     """Mixtral with lightning attention, and residuals taken behind the norms."""
 
-    rotates_parts = True
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        self.rotates_parts = config.raw.get("rotary_dim") is not None
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Return the tables for the first ``rotary_dim`` elements of each head."""
-        width = self.config.raw.get("rotary_dim")
-        part = {} if width is None else {"partial_rotary_factor": width / self.config.head_dim}
-        return super().rotary_tables({**part, **rope})
+        """Return the tables for the first ``rotary_dim`` elements of each head. Raises ``unsupported``."""
+        return super().rotary_tables(with_rotary_dim(self.config, rope))
 
     def block(self, layer: int) -> NormedResidualBlock:
         """Return a layer."""
@@ -80,10 +83,27 @@ class MiniMaxBuilder(MixtralBuilder):
             weights.linear(f"{prefix}.qkv_proj", 3 * H * head, D, rows=rows),
             weights.linear(f"{prefix}.output_gate", H * head, D),
             spec,
-            self.ops.gated_norm(weight, H * head, config.norm_eps, gate_first=False, sigmoid=True),
+            self.ops.gated_norm(weight, H * head, _INNER_EPS, gate_first=False, sigmoid=True),
             weights.linear(f"{prefix}.out_proj", D, H * head),
             self.ops,
         )
+
+
+def with_rotary_dim(config: ModelConfig, rope: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``rope`` with the part of each head that ``rotary_dim`` of MiniMax's files states.
+
+    Raises ``unsupported`` if it is more than a head, or if ``rope`` states another part.
+    """
+    width, stated = config.raw.get("rotary_dim"), rope.get("partial_rotary_factor")
+    if width is None:
+        return rope
+    part = width / config.head_dim
+    if part > 1 or stated not in (None, part):
+        reason = (
+            f"its rotary_dim is {width!r:.64}, its partial_rotary_factor {stated!r:.64}, and head_dim {config.head_dim}"
+        )
+        raise unsupported(config, reason)
+    return {**rope, "partial_rotary_factor": part}
 
 
 def decay_rates(heads: int, layer: int, layers: int) -> Tensor:

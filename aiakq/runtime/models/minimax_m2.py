@@ -13,6 +13,7 @@ from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.builder import unsupported
 from aiakq.runtime.models.decoder import Decoder, Weights
+from aiakq.runtime.models.minimax import with_rotary_dim
 from aiakq.runtime.models.mixtral import block_sparse_moe
 from aiakq.runtime.models.mixture import size
 from aiakq.runtime.models.olmo2 import ProjectionNormBuilder
@@ -24,10 +25,8 @@ class MiniMaxM2Builder(ProjectionNormBuilder):
     rotates_parts = True
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Return the tables for the first ``rotary_dim`` elements of each head."""
-        width = self.config.raw.get("rotary_dim")
-        part = {} if width is None else {"partial_rotary_factor": width / self.config.head_dim}
-        return super().rotary_tables({**part, **rope})
+        """Return the tables for the first ``rotary_dim`` elements of each head. Raises ``unsupported``."""
+        return super().rotary_tables(with_rotary_dim(self.config, rope))
 
     def mlp(self, layer: int) -> SparseMLP:
         """Return the experts of a layer."""

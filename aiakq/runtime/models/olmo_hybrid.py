@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -13,6 +10,7 @@ from aiakq.kernels.ops.parallel import REPLICATED
 from aiakq.kernels.recurrent_types import ConvolutionSpec, RecurrenceSpec
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.config.rope import is_rotary
 from aiakq.runtime.layers.recurrent import GatedRecurrence
 from aiakq.runtime.models.builder import unsupported
 from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, Weights
@@ -102,12 +100,6 @@ class OlmoHybridBuilder(Olmo2Builder):
             widths = [len(part) for part in torch.empty(sum(widths), 0).chunk(3)]
         parts = [self.weights.tensor(name, width, 1, count) for name, width in zip(names, widths, strict=True)]
         return torch.cat(parts).squeeze(1)
-
-
-def is_rotary(raw: Mapping[str, Any]) -> bool:
-    """Whether attention has rotary embedding: files turn it off with a null rope_theta, not by leaving it out."""
-    parameters = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    return parameters.get("rope_theta", raw.get("rope_theta", 0.0)) is not None
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

@@ -341,7 +341,6 @@ def test_a_scaled_context_is_longer_by_the_factor(edited, tiny_model):
     assert refusal(folder, rope_theta=0).id == "bad_option"
     layers = edited("layers", rope_parameters={"full_attention": {"rope_theta": 5.0}})
     assert "kinds of layers" in str(refusal(layers, rope_theta=5.0))
-    assert "learned" in str(refusal(tiny_model("OPTForCausalLM"), rope_theta=5.0))
 
 
 def test_disabling_the_sliding_window_limits_the_context_to_it(tiny_model):

@@ -93,6 +93,14 @@ def test_phi3_and_phimoe_read_the_scaling_that_they_know() -> None:
     assert rope_parameters({"model_type": "phimoe", "rope_scaling": {**LONG, **scales}})["long_mscale"] == 1.2
 
 
+def test_a_base_that_gemma3_leaves_out_for_windows_is_the_local_one() -> None:
+    parts = {"sliding_attention": {"rope_type": "default"}, "full_attention": {"rope_type": "default"}}
+    raw = {"model_type": "gemma3_text", "rope_parameters": parts}
+    for older, bases in (({}, (1e4, 1e6)), ({"rope_local_base_freq": 7.0, "rope_theta": 9.0}, (7.0, 9.0))):
+        found = rope_parameters({**raw, **older})
+        assert (found["sliding_attention"]["rope_theta"], found["full_attention"]["rope_theta"]) == bases
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 

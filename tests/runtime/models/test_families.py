@@ -327,6 +327,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             **{"linear_conv_kernel_dim": None, "first_k_dense_replace": 1, "mla_use_nope": True, "rope_theta": 1e4},
         },
     ),
+    "minimax with another epsilon, which the norm of lightning attention has not": (
+        "MiniMaxForCausalLM",
+        {"rms_norm_eps": 0.05},
+        {},
+    ),
     "granite 4 without experts, with positions": (
         "GraniteMoeHybridForCausalLM",
         {"num_local_experts": 0, "position_embedding_type": "rope"},
@@ -383,6 +388,24 @@ def test_minimax_rotates_the_first_elements_of_heads_that_its_authors_state(tiny
     assert largest_difference(ours(folder), of_transformers(folder, change)) < TOLERANCE
 
 
+def test_a_rotary_scaling_that_norms_of_llama4_undo_is_refused(tiny_model, tmp_path):
+    yarn = {"rope_type": "yarn", "rope_theta": 5e4, "factor": 2.0, "original_max_position_embeddings": 64}
+    source, plain = tiny_model("Llama4ForCausalLM"), {"rope_parameters": {**yarn, "attention_factor": 1.0}}
+    with pytest.raises(AiakqError, match="yarn with an attention_factor in a Llama4ForCausalLM"):
+        ours(rewritten(source, tmp_path / "model", {"rope_parameters": yarn}))
+    folder = rewritten(source, tmp_path / "plain", plain)
+    assert largest_difference(ours(folder), of_transformers(folder)) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["MiniMax", "MiniMaxM2"])
+def test_a_rotary_dim_of_minimax_beside_another_part_of_heads_is_refused(family, tiny_model, tmp_path):
+    rope = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}
+    config = {"rotary_dim": 16, "rope_parameters": rope}
+    folder = rewritten(tiny_model(f"{family}ForCausalLM"), tmp_path / "model", config)
+    with pytest.raises(AiakqError, match=r"its rotary_dim is 16, its partial_rotary_factor 0\.5, and head_dim 48"):
+        ours(folder)
+
+
 def test_minimax_with_two_lists_of_layers_that_differ_is_refused(tiny_model, tmp_path):
     kept, other = (tmp_path / name for name in ("kept", "other"))
     ours(rewritten(tiny_model("MiniMaxForCausalLM"), kept, {"attn_type_list": [0, 1, 0]}))
@@ -426,7 +449,9 @@ def test_gates_of_lfm3_may_have_the_name_of_their_module(tiny_model, tmp_path):
     assert largest_difference(ours(folder), ours(source)) == 0
 
 
-@pytest.mark.parametrize("family", ["Llama", "Gemma2", "Cohere", "Olmo2", "Granite", "Exaone4"])
+@pytest.mark.parametrize(
+    "family", ["Llama", "Gemma2", "Cohere", "Olmo2", "Granite", "Exaone4", "DeepseekV2", "DeepseekV3", "MiniMax"]
+)
 def test_a_part_of_heads_that_transformers_would_not_rotate_alone_is_refused(family, tiny_model, tmp_path):
     folder = rewritten(tiny_model(f"{family}ForCausalLM"), tmp_path / "model", {"partial_rotary_factor": 0.5})
     with pytest.raises(AiakqError, match=f"partial_rotary_factor 0.5 in a {family}ForCausalLM"):
