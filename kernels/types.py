@@ -125,6 +125,7 @@ class AttentionProblem:
     sinks: bool = False
     alibi: bool = False
     interleaved: bool = False
+    reads_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,7 @@ class AttentionSpec:
     sinks           [H] a score per head that joins the softmax without a value (GPT-OSS), or None.
     alibi           [H] slopes: the bias of a key at distance n is -slope * n (Press et al. 2022, arXiv:2108.12409); or
                     None.
+    reads_only      whether the layer has queries alone and reads the cache of an earlier layer (Gemma 4).
     uncut_heads     numbers of heads and key heads of the whole layer of which this is a rank's shard, by which work is
                     split among programs; zeros: those of this layer.
     """
@@ -223,6 +225,7 @@ class AttentionSpec:
     sinks: Tensor | None = None
     alibi: Tensor | None = None
     uncut_heads: tuple[int, int] = (0, 0)
+    reads_only: bool = False
 
     def __post_init__(self) -> None:
         self.value_dim = self.value_dim or self.head_dim
@@ -232,12 +235,17 @@ class AttentionSpec:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Widths of queries, keys and values: H * D, Hkv * D and Hkv * value_dim, which is 0 for latents."""
-        values = 0 if self.latent else self.num_kv_heads * self.value_dim
-        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, values
+        """Widths of queries, keys and values: H * D, Hkv * D and Hkv * value_dim, which is 0 for latents; of queries
+        alone if the layer only reads.
+        """
+        kv_heads = 0 if self.reads_only else self.num_kv_heads
+        values = 0 if self.latent else kv_heads * self.value_dim
+        return self.num_heads * self.head_dim, kv_heads * self.head_dim, values
 
     def cache_bytes(self, dtype: torch.dtype) -> int:
-        """Return the bytes of one token's keys and values, with their scales, in a cache of ``dtype``."""
+        """Return the bytes of one token that the layer writes: keys, values and scales in a cache of ``dtype``."""
+        if self.reads_only:
+            return 0
         heads = (self.head_dim,) if self.latent else (self.head_dim, self.value_dim)
         return self.num_kv_heads * sum(size * dtype.itemsize + 4 * (dtype in LARGEST) for size in heads)
 
@@ -258,6 +266,7 @@ class AttentionSpec:
             sinks=self.sinks is not None,
             alibi=self.alibi is not None,
             interleaved=self.rotary is not None and self.rotary.interleaved,
+            reads_only=self.reads_only,
         )
 
 

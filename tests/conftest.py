@@ -165,6 +165,8 @@ def _save_tiny(architecture: str, changes: dict[str, Any], folder: Path) -> Path
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.normal_(0.0, 0.1)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
     _byte_tokenizer().save_pretrained(folder)
     return folder

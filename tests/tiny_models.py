@@ -368,6 +368,20 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["conv", "full_attention", "conv", "sliding_attention", "conv"],
         },
     ),
+    "Gemma4ForCausalLM": (
+        "gemma4_text",
+        {
+            **_LLAMA_LIKE, **_PAD, "num_hidden_layers": 6, "head_dim": 32, "sliding_window": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "per_layer_config": {layer: {"head_dim": 64, "num_key_value_heads": 1} for layer in (2, 5)},
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
+            },
+            "attention_k_eq_v": True, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 320, "final_logit_softcapping": 5.0,
+        },
+    ),
     "Lfm2MoeForCausalLM": (
         "lfm2_moe",
         {

@@ -62,6 +62,7 @@ class NativeAttention:
         before, after = new_op("rotary"), new_op("attention")
         for op in (before, after):
             op.heads, op.kv_heads, op.head_size, op.value_size = heads, kv_heads, head_size, spec.value_dim
+        before.kv_heads = 0 if spec.reads_only else kv_heads  # of which keys and values are written
         self._positions = 0
         # Keeps the tensors alive that the operations point to.
         self._kept = [None if norm is None else norm.float().contiguous() for norm in (spec.q_norm, spec.k_norm)]

@@ -44,7 +44,8 @@ class PagedAttention(Protocol):
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
         """Compute everything between the input and output projections of a layer.
 
-        qkv        [T, sum of AttentionSpec.widths]: queries, keys and values concatenated; may be modified.
+        qkv        [T, sum of AttentionSpec.widths]: queries, keys and values concatenated, or queries alone if the
+                   layer only reads; may be modified.
         positions  [T] int64, indices into the rotary tables.
         cache      receives this step's keys and values at ``context.slots``; slot 0 is padding and need not be written.
         returns    [T, H * value_dim] in the dtype of qkv.
@@ -52,7 +53,7 @@ class PagedAttention(Protocol):
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Only store key [T, Hkv, D] and value [T, Hkv, value_dim] at ``slots`` [T] int64 of ``cache``. For layers
-        without head norms.
+        without head norms that do not only read.
         """
 
     def attend(self, query: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
@@ -107,21 +108,24 @@ class TorchAttention:
     def __call__(self, qkv: Tensor, positions: Tensor | None, cache: LayerCache, context: AttentionContext) -> Tensor:
         """See PagedAttention."""
         spec = self.spec
-        q, k, v = (
-            part.unflatten(1, (heads, -1))
-            for part, heads in zip(
-                qkv.split(spec.widths, dim=1), (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), strict=True
-            )
-        )
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
-            assert isinstance(q, Tensor) and isinstance(k, Tensor)
-        if spec.rotary is not None:
-            assert positions is not None
-            factors = _factors(spec.rotary, positions, qkv.dtype, context)
-            q, k = (apply_rotary(x, factors, spec.rotary.interleaved) for x in (q, k))
-        self.write(k, v, cache, context.slots)
+        queries, keys, values = qkv.split(spec.widths, dim=1)
+        q = self._prepared(queries.unflatten(1, (spec.num_heads, -1)), self._q_norm, positions, context)
+        if not spec.reads_only:
+            k, v = (part.unflatten(1, (spec.num_kv_heads, -1)) for part in (keys, values))
+            self.write(self._prepared(k, self._k_norm, positions, context), v, cache, context.slots)
         return self.attend(q, cache, context).flatten(1)
+
+    def _prepared(self, x: Tensor, norm: Norm | None, positions: Tensor | None, context: AttentionContext) -> Tensor:
+        """Return queries or keys [T, heads, D], normed and rotated."""
+        rotary = self.spec.rotary
+        if norm is not None:
+            normed = norm(x)
+            assert isinstance(normed, Tensor)
+            x = normed
+        if rotary is None:
+            return x
+        assert positions is not None
+        return apply_rotary(x, _factors(rotary, positions, x.dtype, context), rotary.interleaved)
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Store key [T, Hkv, D] and value [T, Hkv, value_dim] at ``slots`` [T]; see PagedAttention."""

@@ -12,7 +12,7 @@ def rotate_and_write(
     spec: AttentionSpec, qkv: Tensor, positions: Tensor | None, cache: LayerCache, slots: Tensor
 ) -> Tensor:
     """Rotate queries in qkv [T, sum of spec.widths] in place and return them [T, H, D]; write keys and values to
-    ``slots`` [T].
+    ``slots`` [T] unless the layer only reads.
     """
     query, key, value = qkv.split(spec.widths, dim=1)
     _launch(spec, spec.num_heads, query, key, value, positions, cache, slots)
@@ -49,11 +49,13 @@ def _launch(
         rotated, factors, at = spec.rotary.rotated, (spec.rotary.cosines, spec.rotary.sines), positions
     # Only the elements of queries that change are read and written.
     changed = spec.head_dim if spec.q_norm is not None else rotated
-    heads = heads if changed else 0
-    rotary_kernel[(key.shape[0], heads + spec.num_kv_heads)](
+    heads, kv_heads = heads if changed else 0, 0 if spec.reads_only else spec.num_kv_heads
+    if heads + kv_heads == 0:
+        return
+    rotary_kernel[(key.shape[0], heads + kv_heads)](
         query, key, value, *norms, *factors, at, slots, keys, values, *(scales or (keys, keys)),
         query.stride(0), key.stride(0), value.stride(0), spec.norm_eps,
-        H=heads, HKV=spec.num_kv_heads, D=spec.head_dim, DV=0 if spec.latent else spec.value_dim,
+        H=heads, HKV=kv_heads, D=spec.head_dim, DV=0 if spec.latent else spec.value_dim,
         WIDTH=block_for(max(spec.head_dim, spec.value_dim)), WIDTH_Q=block_for(max(1, changed)), ROTATED=rotated,
         INTERLEAVED=spec.rotary is not None and spec.rotary.interleaved,
         NORM=spec.q_norm is not None, SCALED=bool(scales), num_warps=1,

@@ -32,6 +32,7 @@ _MODEL_TYPES = {
     "GPTBigCodeForCausalLM": "gpt_bigcode",
     "GPTJForCausalLM": "gptj",
     "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma4ForCausalLM": "gemma4_text",
     "Glm4MoeForCausalLM": "glm4_moe",
     "GptOssForCausalLM": "gpt_oss",
     "Llama4ForCausalLM": "llama4_text",
@@ -256,7 +257,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     ),  # checked where they are read
     **dict.fromkeys(("no_rope_layers", "mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs"), list),
     **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), list),
-    **dict.fromkeys(("attn_config",), dict),
+    **dict.fromkeys(("attn_config", "per_layer_config"), dict),
     **dict.fromkeys(("position_embedding_type",), str),
 }
 #: Numbers that are divided by.

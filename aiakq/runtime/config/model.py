@@ -17,8 +17,9 @@ from aiakq.formats.config_values import SIZE, malformed, read_value
 from aiakq.formats.model_folder import first_architecture
 from aiakq.runtime.config.encoder_families import encoder_config, encoder_of, extra_positions
 from aiakq.runtime.config.families import FAMILIES
+from aiakq.runtime.config.gemma4 import cache_sources, heads_of_layers
 from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
-from aiakq.runtime.config.recurrent_families import PATTERN, kimi_layers
+from aiakq.runtime.config.layer_keys import with_layers
 from aiakq.runtime.config.rope import GridRope, check_even, is_nested, longest_context, rope_parameters, rotated_layers
 from aiakq.runtime.config.text_part import text_part
 
@@ -98,6 +99,8 @@ class ModelConfig:
     raw              config.json, for settings of single families; for a multimodal model, its text part.
     head             output instead of logits; None for logits.
     stored_head      name of an output layer that is stored and used although config.json ties it to the embedding.
+    layer_heads      layers whose heads are others -> their head_dim and num_kv_heads; see ``of_layer``.
+    cache_sources    layers without keys and values of their own -> the layer whose keys and values they read.
     """
 
     architecture: str
@@ -121,6 +124,8 @@ class ModelConfig:
     grid: GridRope | None = None
     head: OutputHead | None = None
     stored_head: str = ""
+    layer_heads: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    cache_sources: Mapping[int, int] = field(default_factory=dict)
 
     @staticmethod
     def from_hf(raw: Mapping[str, object]) -> ModelConfig:
@@ -170,6 +175,13 @@ class ModelConfig:
         original = int(self.rope.get("original_max_position_embeddings") or self.max_position)
         return original if original < self.context else None
 
+    def of_layer(self, layer: int) -> ModelConfig:
+        """Return the config with the head sizes of a layer."""
+        if layer not in self.layer_heads:
+            return self
+        head_dim, num_kv_heads = self.layer_heads[layer]
+        return replace(self, head_dim=head_dim, num_kv_heads=num_kv_heads)
+
     def rope_of(self, layer: int) -> tuple[str, Mapping[str, Any]]:
         """Return the kind of a layer, and the rotary parameters of that kind. Raises ``model_malformed``."""
         if not is_nested(self.rope):
@@ -192,7 +204,7 @@ def _model_config(raw: Mapping[str, object]) -> ModelConfig:
             raise _lacks(raw, names[0])
         return int(read_value(raw, SIZE, *names, default=default))
 
-    architecture, raw = first_architecture(raw), _with_layers(raw)
+    architecture, raw = first_architecture(raw), with_layers(raw)
     hidden = number("hidden_size", "n_embd", "d_model")
     heads = number(
         *("num_attention_heads", "n_head", "num_heads", "n_heads"),
@@ -229,6 +241,8 @@ def _model_config(raw: Mapping[str, object]) -> ModelConfig:
         sliding_windows=_sliding_windows(raw, kinds),
         rope=rope,
         raw=raw,
+        layer_heads=heads_of_layers(raw, heads),
+        cache_sources=cache_sources(raw, kinds),
     )
 
 
@@ -239,29 +253,6 @@ def _widest_mlp(raw: Mapping[str, object], default: int) -> int:
         return max(int(read_value({"intermediate_size": each}, SIZE, "intermediate_size")) for each in widths)
     names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     return int(read_value(raw, SIZE, *names, default=default))
-
-
-def _with_layers(raw: Mapping[str, object]) -> Mapping[str, object]:
-    """Return ``raw`` with the layers of Kimi Linear, which are in an object, or of Nemotron-H, whose number follows
-    from their list or their pattern of letters.
-
-    Raises ``model_malformed``.
-    """
-    if raw.get("model_type") == "kimi_linear":
-        return kimi_layers(raw)
-    if raw.get("model_type") != "nemotron_h":
-        return raw
-    kinds, pattern = raw.get("layer_types"), raw.get("hybrid_override_pattern")
-    if kinds is None and isinstance(pattern, str):
-        if not PATTERN.keys() >= set(pattern) or not pattern:
-            raise malformed("hybrid_override_pattern", pattern, f"letters of {''.join(PATTERN)}")
-        kinds = [PATTERN[letter] for letter in pattern]
-    if not isinstance(kinds, list) or not kinds:
-        raise malformed("layers_block_type", kinds, "a list of names")
-    if raw.get("num_hidden_layers") not in (None, len(kinds)):
-        reason = f"{len(kinds)} kinds of layers are listed, but num_hidden_layers is {raw['num_hidden_layers']!r:.64}"
-        raise error("model_malformed", file="config.json", reason=reason)
-    return {**raw, "layer_types": kinds, "num_hidden_layers": len(kinds)}
 
 
 def _lacks(raw: Mapping[str, object], name: str) -> AiakqError:

@@ -40,6 +40,10 @@ _SCALINGS: Mapping[str, Mapping[str, object]] = {
 }
 #: Rotary parameters by kind of layer of a family whose config.json has none.
 _KINDS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
+    "gemma4_text": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
     "lfm3": {
         "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -56,11 +60,11 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 #: Scaling types of the families whose class in transformers refuses others.
 _TYPES = dict.fromkeys(("phi3", "phimoe"), ("default", "longrope"))
 #: Families whose layers may have rotary parameters by kind.
-_BY_KIND = ("gemma3_text", "olmo3", "lfm3")
+_BY_KIND = ("gemma3_text", "gemma4_text", "olmo3", "lfm3")
 #: Base of Gemma 3's layers with a window.
 _GEMMA3_LOCAL_BASE = 10000.0
 #: Native families whose frequencies may be proportional.
-_PROPORTIONAL = ("lfm3",)
+_PROPORTIONAL = ("gemma4_text", "lfm3")
 #: Older keys beside rope_parameters, and what they are called there.
 _OLDER_KEYS = {
     "rope_theta": "rope_theta",

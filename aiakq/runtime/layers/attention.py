@@ -23,18 +23,18 @@ class ProjectionStep(Protocol):
 
 
 class ProjectionNorms:
-    """Norms of queries and keys: of all heads of a token together (OLMo 2), or one of its own for each head (Cohere).
+    """Norms of parts of a projection: of all heads of a token together (OLMo 2), or of each head (Cohere).
 
-    norms   queries' first.
+    norms   of the columns from ``first`` on, one after the other.
     widths  number of columns of each norm.
     """
 
-    def __init__(self, norms: Sequence[Norm], widths: Sequence[int], ops: Ops) -> None:
-        self._norms, self._widths, self._copy = norms, widths, ops.scaling()
+    def __init__(self, norms: Sequence[Norm], widths: Sequence[int], ops: Ops, first: int = 0) -> None:
+        self._norms, self._widths, self._first, self._copy = norms, widths, first, ops.scaling()
 
     def __call__(self, qkv: Tensor, positions: Tensor) -> None:
         """See ProjectionStep: qkv [T, (H + 2 Hkv) D]."""
-        start = 0
+        start = self._first
         for norm, width in zip(self._norms, self._widths, strict=True):
             part = qkv[:, start : start + width]
             normed = norm(part)
@@ -57,6 +57,30 @@ class QueryScales:
         """See ProjectionStep: qkv [T, (H + 2 Hkv) D], positions [T]."""
         queries = qkv[:, : self._width]
         self._scale(queries, positions=positions, out=queries)
+
+
+class KeysAsValues(LinearLayer):
+    """Projection to queries, keys and values that are the keys (Gemma 4).
+
+    first  projection to queries and keys, with the role GATHERED.
+    keys   number of columns of the keys.
+    """
+
+    def __init__(self, first: LinearLayer, keys: int, ops: Ops) -> None:
+        self._first, self._keys, self._copy = first, keys, ops.scaling()
+
+    def input_layout(self, m: int) -> ActivationLayout | None:
+        """Return the preferred layout for M input rows; see LinearLayer."""
+        return self._first.input_layout(m)
+
+    def __call__(self, x: LinearInput) -> Tensor:
+        """x [T, hidden] -> [T, (H + 2 Hkv) D]."""
+        first = self._first(x)
+        width = first.shape[1]
+        out = torch.empty(len(first), width + self._keys, dtype=first.dtype, device=first.device)
+        self._copy(first, out=out[:, :width])
+        self._copy(first[:, width - self._keys :], out=out[:, width:])
+        return out
 
 
 class Attention:
@@ -104,8 +128,8 @@ class Attention:
         return 0
 
     def new_cache(self, pages: int, page_size: int, state_rows: int) -> LayerCache:
-        """Allocate this layer's KV cache, filled with zeros."""
-        return self._ops.new_cache(self.spec, pages, page_size)
+        """Allocate this layer's KV cache, filled with zeros; a layer that only reads has none of its own."""
+        return () if self.spec.reads_only else self._ops.new_cache(self.spec, pages, page_size)
 
 
 class HeadGatedAttention(Attention):

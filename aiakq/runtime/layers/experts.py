@@ -48,10 +48,10 @@ class SparseMLP:
         """Return None, since rows are sorted by expert first."""
         return None
 
-    def __call__(self, x: LinearInput) -> Tensor:
-        """x [T, hidden], a Tensor -> [T, hidden]."""
+    def __call__(self, x: LinearInput, scored: Tensor | None = None) -> Tensor:
+        """x [T, hidden], a Tensor -> [T, hidden]. ``scored`` [T, hidden] is what the router reads; None for x."""
         assert isinstance(x, Tensor)
-        weights, selected = self.routing(self.router(x))
+        weights, selected = self.routing(self.router(x if scored is None else scored))
         shared = None if self.shared is None else self.shared(x)
         gate = None if shared is None or self.shared_gate is None else self.shared_gate(x)
         return self.experts.output(x, Routed(selected, weights, self.count, self.weigh_inputs), shared, gate)

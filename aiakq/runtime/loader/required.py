@@ -176,8 +176,18 @@ def build_without_weights(
     weights.required.unused = unused_tensors(config.architecture)
     if config.head is not None:
         weights.required.unused += OUTPUT_LAYERS
-    weights.required.beside = prediction_layers(checkpoint.inventory, config.num_layers)
+    weights.required.beside = (
+        *prediction_layers(checkpoint.inventory, config.num_layers),
+        *_unread_keys(config, checkpoint),
+    )
     return weights.required, model
+
+
+def _unread_keys(config: ModelConfig, checkpoint: Checkpoint) -> list[str]:
+    """Return the names of tensors of keys and values that files hold for layers that read those of others."""
+    parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight", "v_norm.weight", "k_proj.bias", "v_proj.bias")
+    names = [f"model.layers.{layer}.self_attn.{part}" for layer in config.cache_sources for part in parts]
+    return [found for name in names if (found := checkpoint.locate(name)) is not None]
 
 
 def adaptable_modules(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:

@@ -22,6 +22,7 @@ from aiakq.kernels.types import AttentionSpec, RotaryTables
 from aiakq.runtime.config.model import ModelConfig, OutputHead
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention, ProjectionStep
+from aiakq.runtime.layers.layer_inputs import LayerEnd, LayerInputs
 from aiakq.runtime.layers.rotary import GridRotary, new_grid_rotary, rotary_tables
 from aiakq.runtime.models.decoder import MLP, Block, Decoder, DecoderLayer, GatedMLP, Mixer, PlainMLP, Rescale, Weights
 from aiakq.runtime.models.stage import whole_model
@@ -126,6 +127,8 @@ class DecoderBuilder:
             after_embedding=self.after_embedding() if stage.is_first else None,
             after_head=self.after_head() if stage.is_last and self.config.head is None else None,
             grid_rotary=self.grid_rotary(),
+            layer_inputs=self.layer_inputs() if stage.is_first else None,
+            layer_ends=[end for layer in stage.layers if (end := self.layer_end(layer)) is not None],
         )
 
     def embedding(self) -> tuple[EmbeddingLayer, LinearLayer | None]:
@@ -188,6 +191,10 @@ class DecoderBuilder:
         """See Decoder."""
         return None
 
+    def layer_inputs(self) -> LayerInputs | None:
+        """See Decoder."""
+        return None
+
     def project_in(self) -> LinearLayer | None:
         """See Decoder."""
         return None
@@ -220,6 +227,10 @@ class DecoderBuilder:
             mlp,
         )
 
+    def layer_end(self, layer: int) -> LayerEnd | None:
+        """Return what follows a layer; None in families without."""
+        return None
+
     def norm(self, name: str, width: int | None = None) -> Norm:
         """Return a norm over ``width`` elements, by default the hidden size."""
         return self.ops.rms_norm(self.norm_weight(name, width or self.config.hidden_size), self.config.norm_eps)
@@ -230,7 +241,7 @@ class DecoderBuilder:
 
     def attention(self, layer: int) -> Mixer:
         """Return the attention of a layer with its projections, or the layer that replaces it."""
-        config, spec, before = self.config, self.attention_spec(layer), self.before_attention(layer)
+        config, spec, before = self.config.of_layer(layer), self.attention_spec(layer), self.before_attention(layer)
         # What comes before attention may read all heads.
         self.qkv_role = GATHERED if before else Column(spec, "qkv")
         qkv = self.qkv(layer)
@@ -251,8 +262,7 @@ class DecoderBuilder:
 
     def qkv(self, layer: int) -> LinearLayer:
         """Return the fused projection to queries, keys and values, in this order, with the role ``qkv_role``."""
-        config = self.config
-        D, widths = config.hidden_size, self.qkv_widths()
+        D, widths = self.config.hidden_size, self.qkv_widths()
         names = [self.layer_name(layer, name) for name in self.names.qkv]
         if len(names) == 1:
             return self.weights.linear(names[0], sum(widths), D, bias=self.qkv_bias, role=self.qkv_role)
@@ -270,7 +280,7 @@ class DecoderBuilder:
 
     def attention_spec(self, layer: int) -> AttentionSpec:
         """Return the parameters of attention."""
-        config = self.config
+        config = self.config.of_layer(layer)
         q_norm, k_norm = self.head_norms(layer)
         return AttentionSpec(
             num_heads=config.num_heads,
@@ -288,7 +298,7 @@ class DecoderBuilder:
         """Return the weights [D] of the RMS norms of query heads and of key heads, or None."""
         if not self.has_head_norms:
             return None, None
-        D = self.config.head_dim
+        D = self.config.of_layer(layer).head_dim
         q_norm, k_norm = (
             self.norm_weight(self.layer_name(layer, name), D) for name in (self.names.q_norm, self.names.k_norm)
         )
@@ -343,9 +353,13 @@ class DecoderBuilder:
         weight, bias = (self.weights.tensor(f"{name}.{part}", D) for part in ("weight", "bias"))
         return self.ops.layer_norm(weight, bias, self.config.norm_eps)
 
+    def mlp_width(self, layer: int) -> int:
+        """Return the intermediate size of the MLP of a layer."""
+        return self.config.intermediate_size
+
     def mlp(self, layer: int) -> MLP:
         """Return the MLP of a layer."""
-        D, F = self.config.hidden_size, self.config.intermediate_size
+        D, F = self.config.hidden_size, self.mlp_width(layer)
         names, act = (
             [self.layer_name(layer, name) for name in self.names.gate_up],
             activation(self.config.activation, self.ops),

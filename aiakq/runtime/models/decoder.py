@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -15,11 +15,11 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.lora import AdaptedLinear
 from aiakq.kernels.ops.norm import Norm
-from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.kernels.ops.scaling import Scaling
-from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput, QWeight
+from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.attention import LayerCache
+from aiakq.runtime.layers.layer_inputs import LayerEnd, LayerInputs
 from aiakq.runtime.layers.mlp import MLP as MLP
 from aiakq.runtime.layers.mlp import GatedMLP as GatedMLP
 from aiakq.runtime.layers.mlp import PlainMLP as PlainMLP
@@ -27,94 +27,7 @@ from aiakq.runtime.layers.rotary import GridRotary
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.models.interface import ModelInput, StageOutput
 from aiakq.runtime.models.stage import Stage
-
-
-class Weights(Protocol):
-    """Source of the tensors and layers for a family's ``build``; see aiakq/runtime/loader/weights.py.
-
-    stage  the layers to build; None for all.
-    """
-
-    stage: Stage | None
-
-    @property
-    def ops(self) -> Ops:
-        """The operations of the device, from which layers without large weights are built."""
-
-    def has(self, name: str) -> bool:
-        """Whether there is a tensor of this name."""
-
-    def has_shape(self, name: str, *shape: int) -> bool:
-        """Whether there is a tensor of this name and shape."""
-
-    def is_packed(self, name: str) -> bool:
-        """Whether the checkpoint holds the linear layer ``name`` quantized, under whatever names of tensors."""
-
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the tensor [*shape] on the device, in ``dtype`` or the activation dtype if None.
-
-        Raises ``tensor_mismatch`` for another shape.
-        """
-
-    def weight(self, name: str, n: int, k: int) -> Tensor:
-        """Return the weight [N, K] of the linear layer ``name``, dequantized if necessary.
-
-        For families that do not use it as a linear layer, but multiply it with other weights or split it.
-        """
-
-    def linear(
-        self,
-        name: str,
-        n: int,
-        k: int,
-        *,
-        bias: bool = False,
-        rows: Tensor | None = None,
-        role: Role = GATHERED,
-    ) -> LinearLayer:
-        """Return the linear layer ``name`` with N outputs and K inputs, dense or quantized as in the checkpoint.
-
-        rows  permutation [N] int64 for weights stored in another order: output i is row rows[i] of the stored weight.
-        role  how tensor-parallel ranks split the layer.
-        """
-
-    def stacked(
-        self, parts: Sequence[tuple[str, int]], k: int, *, bias: bool = False, role: Role = GATHERED
-    ) -> LinearLayer:
-        """Return linear layers (name, N) with the same K inputs, fused into one with outputs in the given order."""
-
-    def dense(self, weight: Tensor, bias: Tensor | None = None, *, role: Role = GATHERED) -> LinearLayer:
-        """Return a linear layer with a weight [N, K] that ``tensor`` returned."""
-
-    def quantized(self, weights: Sequence[QWeight], role: Role) -> LinearLayer:
-        """Return one layer of quantized weights [N_i, K] that a family made of what ``tensor`` returned."""
-
-    def packed_experts(self, name: str) -> Iterator[QWeight] | None:
-        """Yield the weights of experts [N, K] that a GGUF file holds in place of the tensor ``name``, gates before ups;
-        None if that tensor holds floats.
-        """
-
-    def adaptable(
-        self,
-        layer: LinearLayer,
-        name: str,
-        n: int,
-        k: int,
-        weight: Callable[[], Tensor],
-        bias: Tensor | None = None,
-    ) -> LinearLayer:
-        """Return ``layer`` (from ``dense`` or ``embedding``) with support for LoRA adapters of the module ``name``.
-
-        Returns ``layer`` itself if LoRA is disabled.
-
-        weight  function that returns the layer's weight [N, K].
-        bias    the layer's bias [N], or None.
-        """
-
-    def embedding(
-        self, name: str, vocab: int, width: int, *, tied: bool, bias: Tensor | None = None
-    ) -> tuple[EmbeddingLayer, LinearLayer | None]:
-        """Return the embedding with the table ``name`` [V, D], and the output layer with ``bias`` [V] if it is tied."""
+from aiakq.runtime.models.weights import Weights as Weights
 
 
 class FamilyModule(Protocol):
@@ -334,6 +247,8 @@ class Decoder:
     aux_layers       layers whose inputs are stored in ``ModelInput.aux_hidden_states`` for an EAGLE-3 head; the number
                      of layers stands for the output of the last one.
     grid_rotary      rows of the rotary tables for tokens with three positions; None if all tokens have one.
+    layer_inputs     what every layer reads of a token besides hidden states, or None.
+    layer_ends       what follows each of ``blocks``; empty in families without.
     """
 
     config: ModelConfig
@@ -352,6 +267,8 @@ class Decoder:
     adapters: AdaptableLayers | None = None
     aux_layers: tuple[int, ...] = ()
     grid_rotary: GridRotary | None = None
+    layer_inputs: LayerInputs | None = None
+    layer_ends: Sequence[LayerEnd] = ()
     _sum: Scaling = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -362,6 +279,9 @@ class Decoder:
         self.sampler = self.ops.sampler()
         self.row_multiple = self.ops.row_multiple
         self.short_start = 0 if self.config.short_context is None else self.config.num_positions
+        first, sources = self.stage.first, self.config.cache_sources
+        #: The index of the cache of each block.
+        self._cache_of = [sources.get(first + number, first + number) - first for number in range(len(self.blocks))]
 
     @property
     def takes_hidden(self) -> bool:
@@ -402,7 +322,8 @@ class Decoder:
 
     def mixture_elements(self) -> int:
         """See Model.mixture_elements."""
-        return max((getattr(block.mlp, "elements_per_token", 0) for block in self.blocks), default=0)
+        experts = max((getattr(block.mlp, "elements_per_token", 0) for block in self.blocks), default=0)
+        return experts + (0 if self.layer_inputs is None else self.layer_inputs.elements_per_token)
 
     def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
         """See Model.new_caches."""
@@ -418,10 +339,13 @@ class Decoder:
         """
         hidden = self._embedded(step) if step.hidden is None else step.hidden
         x, residual = hidden.x, hidden.residual
-        for layer, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
+        inputs = None if self.layer_inputs is None else self.layer_inputs(step.token_ids, x)
+        for layer, (block, cache) in enumerate(zip(self.blocks, self._cache_of, strict=True)):
             if layer in self.aux_layers:
                 step.aux_hidden_states.append(self._sum(x, residual))
-            x, residual = block(x, residual, step.positions, cache, step.context)
+            x, residual = block(x, residual, step.positions, caches[cache], step.context)
+            if self.layer_ends:
+                x, residual = self.layer_ends[layer](x, residual, inputs)
             for rows in step.input_rows:
                 x, residual = rows.add(self.stage.first + layer, x, residual)
         if len(self.blocks) in self.aux_layers:

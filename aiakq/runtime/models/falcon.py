@@ -62,7 +62,8 @@ class FalconAlibiBuilder(FalconBuilder, AlibiBuilder):
 
         The authors' and transformers' code rounds each bias to bfloat16; here, as in the paper, biases are not rounded.
         """
-        return super().slopes() * self.config.head_dim**-0.5
+        slopes: Tensor = super().slopes()
+        return slopes * self.config.head_dim**-0.5
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

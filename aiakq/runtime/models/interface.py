@@ -110,8 +110,8 @@ class Model(Protocol):
         """Return the bytes of one sequence's states in all recurrent layers; 0 if there are none."""
 
     def mixture_elements(self) -> int:
-        """Return the most activations of one token, beside its own row, that a mixture of experts has at once; 0
-        without experts.
+        """Return the most activations of one token, beside its own row, that a mixture of experts has at once, and the
+        inputs of all layers; 0 without either.
         """
 
     def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:

@@ -267,6 +267,30 @@ def test_whole_layers_match_the_reference(stored, options):
 
 @pytest.mark.parametrize("implementation", ["torch", "cpu"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.int8], ids=str)
+def test_a_layer_that_only_reads_attends_to_what_another_wrote(implementation, stored):
+    module, (H, Hkv, D, P, length) = IMPLEMENTATIONS.load(implementation), (6, 2, 48, 16, 21)
+    generator = torch.Generator().manual_seed(7)
+    angles = torch.outer(torch.arange(64.0), 300 ** (-torch.arange(0, 24) / 24))
+    norms = {name: torch.rand(D, generator=generator) + 0.5 for name in ("q_norm", "k_norm")}
+    spec = AttentionSpec(H, Hkv, D, 1.0, 9, RotaryTables(angles.cos(), angles.sin()), **norms, norm_eps=1e-6)
+    reading = replace(spec, k_norm=None, reads_only=True)
+    assert reading.widths == (H * D, 0, 0) and reading.cache_bytes(stored) == 0
+    if reason := unsupported(implementation, module, spec.problem(torch.float32, stored, "cpu")):
+        pytest.skip(reason)
+    qkv = torch.randn(length, sum(spec.widths), generator=generator)
+    cut = [torch.tensor(each, dtype=torch.int32) for each in ([0, length], [length], [[1, 2]])]
+    context = AttentionContext(cut[0], cut[1], torch.arange(P, P + length), cut[2], 0, [0, length], [length], {})
+    cache = module.new_cache(spec.problem(torch.float32, stored, "cpu"), 4, P, CPU)
+    layers = [module.prepare(each, each.problem(torch.float32, stored, "cpu")) for each in (spec, reading)]
+    wanted = layers[0](qkv.clone(), torch.arange(length), cache, context)
+    written = [part.clone() for part in cache]
+    found = layers[1](qkv[:, : H * D].clone(), torch.arange(length), cache, replace(context, plans={}))
+    assert torch.equal(found, wanted)
+    assert all(torch.equal(part, before) for part, before in zip(cache, written, strict=True))
+
+
+@pytest.mark.parametrize("implementation", ["torch", "cpu"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.int8], ids=str)
 @pytest.mark.parametrize("old, new", [(0, 1), (0, 3), (17, 1), (130, 6)])
 def test_what_others_left_in_a_page_need_not_be_finite(implementation, stored, old, new):
     """A request that overflowed may leave a page to the next one, whose positions fill it one by one."""

@@ -45,7 +45,9 @@ def compare(found, wanted, tolerance):
             assert abs(row[token].logprob - other[token].logprob) < tolerance
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "OPTForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "OPTForCausalLM", "Gemma4ForCausalLM"]
+)
 def test_the_same_as_on_a_cpu(architecture, device, on_triton, tiny_model):
     folder = tiny_model(architecture)
     _, wanted = answers(folder, CPU)

@@ -74,7 +74,6 @@ REFUSED = {
     "minimax_m3_vl_text, sparse": "layers of the type minimax_m3_sparse", "hrm_text": "calls attention twice",
     "cpmant": "no way to replace its attention", "git": "no way to replace its attention",
     "reformer": "no way to replace its attention", "big_bird": "no way to replace its attention",
-    "gemma4_text, attention in both directions": "its attention mask is neither causal nor a sliding window",
     "bert, not a decoder": "its attention mask is neither causal nor a sliding window",
     "xlm": "no hidden_size", "bart": "no num_attention_heads", "whisper": "no num_attention_heads",
 }  # fmt: skip

@@ -277,6 +277,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "gemma 4 with experts beside the MLP, and without inputs of layers": (
+        "Gemma4ForCausalLM",
+        {
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 128,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "attention_bias": True,
+        },
+        {},
+    ),
+    "gemma 4 as files from the hub spell it": (
+        "Gemma4ForCausalLM",
+        {
+            "layer_types": None,
+            "num_kv_shared_layers": 0,
+            "tie_word_embeddings": False,
+            "attention_k_eq_v": False,
+            "per_layer_config": {5: {"head_dim": 64}},
+            "final_logit_softcapping": None,
+        },
+        {"layer_types": None, "per_layer_config": None, "global_head_dim": 64, "num_global_key_value_heads": 1},
+    ),
     "lfm2 with the width it states": ("Lfm2ForCausalLM", {"block_auto_adjust_ff_dim": False}, {}),
     "mamba2 with biases and limits": (
         "Mamba2ForCausalLM",
