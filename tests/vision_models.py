@@ -277,14 +277,24 @@ def random_image(seed: int, width: int = 30, height: int = 20) -> Image.Image:
 
 
 def reference_logprobs(folder: Path, kind: str, ids: list[int], images: Sequence[Image.Image]) -> torch.Tensor:
-    """Log-probabilities [T, V] that transformers computes for a whole sequence with ``images``, eager and in float32.
+    """Log-probabilities [T, V] that transformers computes for a whole sequence with ``images``, eager, in float32."""
+    model, given = reference(folder, kind, ids, images, "eager")
+    with torch.inference_mode():
+        logits = model(**given).logits[0]
+    return logits.log_softmax(-1)
+
+
+def reference(
+    folder: Path, kind: str, ids: list[int], images: Sequence[Image.Image], attention: str
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The model of transformers in float32 and what it is called with for a whole sequence with ``images``.
 
     The image processor gets all images at once, as transformers' processors call it.
     """
     from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    given = {}
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    given = {"input_ids": torch.tensor([ids])}
     if images:
         options: dict[str, Any] = {"mistral3": {"patch_size": {"height": 8, "width": 8}}}.get(kind, {})
         options |= {"crop_to_patches": True} if kind == "internvl" else {}
@@ -292,11 +302,9 @@ def reference_logprobs(folder: Path, kind: str, ids: list[int], images: Sequence
         processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
         processed = processor(several, return_tensors="pt", **options)
         names = ("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw")
-        given = {name: processed[name] for name in names if name in processed}
+        given |= {name: processed[name] for name in names if name in processed}
         if kind == "gemma3":
-            given["token_type_ids"] = (torch.tensor([ids]) == model.config.image_token_id).int()
+            given["token_type_ids"] = (given["input_ids"] == model.config.image_token_id).int()
         if kind in QWEN:
-            given["mm_token_type_ids"] = (torch.tensor([ids]) == model.config.image_token_id).int()
-    with torch.inference_mode():
-        logits = model.eval()(input_ids=torch.tensor([ids]), **given).logits[0]
-    return logits.log_softmax(-1)
+            given["mm_token_type_ids"] = (given["input_ids"] == model.config.image_token_id).int()
+    return model.eval(), given

@@ -71,7 +71,7 @@ class BlockLoop:
         self.steps = [] if self.writer is None else self.writer.steps[:count]
         if self.finished > count:  # only the evaluation is left
             return
-        batches = calibration_batches(self.calibration.samples)
+        batches = calibration_batches(self.calibration.samples, model.features)
         gradients = recipe.weighs_tokens or recipe.weighs_rows
         weights = self._gradients(batches).run() if gradients and batches else []
         inputs = self._inputs(batches)

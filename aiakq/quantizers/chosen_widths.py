@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aiakq.errors import error
 from aiakq.evaluation.metrics import Comparison
-from aiakq.quantizers.model.activations import batched
+from aiakq.quantizers.model.calibration_inputs import with_images_alone
 from aiakq.quantizers.planning.bit_allocation import Widths, allocate, refuse_below, widths_of
 from aiakq.quantizers.planning.layers import settle_format
 from aiakq.quantizers.planning.sensitivity import SAMPLE_TOKENS, ModelPart, measure
@@ -47,7 +47,7 @@ def quantize_with_chosen_widths(prepared: Prepared, attempt: Attempt, progress: 
     rows = max(1, SAMPLE_TOKENS // max(len(sample) for sample in prepared.samples.samples))
     everything = measure(
         prepared.model,
-        batched(prepared.samples.samples[:rows]),
+        with_images_alone(prepared.samples.samples[:rows], prepared.model.features),
         candidates,
         next(index for index, layer in enumerate(candidates) if layer.bits == 4),
         prepared.storage,

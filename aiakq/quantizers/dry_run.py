@@ -176,7 +176,7 @@ class _Plan:
             prefixes=[model.block_prefix(index) for index in range(len(model.blocks))],
             outside=(self.outside - self._head_bytes, max(outside)),
             rest=self.rest_bytes,
-            batches=[tuple(batch.shape) for batch in calibration_batches(samples)],
+            batches=[tuple(batch.shape) for batch in calibration_batches(samples, model.features)],
             hidden=model.config.hidden_size,
             budget=prepared.activation_budget,
             storage=storage,

@@ -36,7 +36,7 @@ def _start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter
     options, size = prepared.options, prepared.options.workers
     if size == 1 or len(writer.steps) >= len(prepared.model.blocks):
         return FirstWorker()
-    samples = [] if prepared.samples is None else prepared.samples.samples
+    samples, features = [] if prepared.samples is None else prepared.samples.samples, prepared.model.features
     job = Job(
         version=aiakq.__version__,
         checkpoint=str(prepared.source.resolve()),
@@ -50,7 +50,8 @@ def _start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter
         trust_remote_code=options.trust_remote_code,
         calibrated=prepared.samples is not None,
         samples=len(samples),
-        images=prepared.model.features is not None,
+        image_kind="" if features is None else features.kind,
+        image_tensors=0 if features is None else len(features.tensors),
         budget=prepared.activation_budget / size,
         scratch=str(writer.scratch.resolve()),
         seed=options.seed,
@@ -58,8 +59,8 @@ def _start_workers(prepared: Prepared, plan: BlockPlan, writer: CheckpointWriter
         quiet=logging.root.manager.disable >= logging.WARNING,
         size=size,
     )
-    features = prepared.model.features
-    tensors = [*samples, *(() if features is None else (features,)), *(() if rotation is None else rotation.tensors())]
+    images = [] if features is None else features.tensors
+    tensors = [*samples, *images, *(() if rotation is None else rotation.tensors())]
     if options.distributed_executor_backend == "ray":
         from aiakq.quantizers.workers.ray_workers import start_ray_workers  # only where Ray is used
 

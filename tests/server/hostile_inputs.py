@@ -31,7 +31,7 @@ from hostile_cases.media import MEDIA, good_chat  # noqa: E402
 from hostile_cases.media_bodies import BODIES  # noqa: E402
 from hostile_cases.media_host import seeing_server  # noqa: E402
 from hostile_cases.requests import BODY_LIMIT, CHAT, COMPLETIONS, TIMES, Case, Expected, head, post_json  # noqa: E402
-from raw_http import MODEL, TIMEOUT, Response, linger, metrics, num_series, read_response, state, tree_mb  # noqa: E402
+from raw_http import MODEL, TIMEOUT, Response, linger, measured, metrics, num_series, read_response, tree_mb  # noqa: E402
 
 from aiakq.server.background import RunningServer, start_in_background  # noqa: E402
 
@@ -220,7 +220,8 @@ async def stream(address: tuple[str, int], request: dict[str, Any]) -> dict[int,
     try:
         sent = request | {"stream": True, "return_token_ids": True}
         writer.write(post_json(CHAT if "messages" in request else COMPLETIONS, sent))
-        answer = await asyncio.wait_for(read_response(reader), 2 * TIMEOUT)
+        async with asyncio.timeout(2 * TIMEOUT):  # wait_for of Python 3.11 may swallow a cancellation
+            answer = await read_response(reader)
     finally:
         writer.close()
     if answer.status != 200:
@@ -296,8 +297,7 @@ class HostileRun:
             began = time.perf_counter()
             await stream(address, request)
             alone.append(time.perf_counter() - began)
-        pid = self.server.process.pid
-        before = state(pid) | {"series": num_series(await metrics(address)), "all_mb": tree_mb(pid)}
+        before = measured(self.server.process.pid) | {"series": num_series(await metrics(address))}
         meanwhile: list[float] = []
         good = [
             asyncio.create_task(good_client(address, i, self.good, expected, findings, meanwhile))
@@ -381,8 +381,7 @@ async def at_rest(
     failures = findings.failures
     deadline = time.monotonic() + TIMEOUT
     while True:
-        found, pid = await metrics(address), server.process.pid
-        after = state(pid) | {"all_mb": tree_mb(pid)}
+        found, after = await metrics(address), measured(server.process.pid)
         idle = found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
         ended = found["vllm:request_process_success_total"] + found["vllm:request_process_fail_total"]
         rest = {

@@ -120,3 +120,8 @@ def tree_mb(pid: int) -> float:
             text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
             total += int(re.search(r"^Pss:\s+(\d+)", text, re.M)[1])  # type: ignore[index]
     return round(total / 1024, 1)
+
+
+def measured(pid: int) -> dict[str, Any]:
+    """Return ``state``, and as ``all_mb`` the memory of the process and of those that it started."""
+    return state(pid) | {"all_mb": tree_mb(pid)}

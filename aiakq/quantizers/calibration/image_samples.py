@@ -17,6 +17,7 @@ from aiakq.data.files import MAX_BYTES, bad, read_text
 from aiakq.data.messages import sound
 from aiakq.errors import AiakqError, error
 from aiakq.quantizers.calibration.token_ids import check_tokenized
+from aiakq.quantizers.model.image_features import ImageFeatures, ImageKind
 from aiakq.system.files import lines_of, read_named
 
 if TYPE_CHECKING:
@@ -36,20 +37,23 @@ class ImageSamples:
 
     samples     ids, each [T] int64 with T at most seqlen. Those of tokens are below the size V of the vocabulary; V + r
                 stands for row r of ``features``.
-    features    embeddings of all images, [R, hidden] float32.
+    features    embeddings of all images, of which it has R.
     num_images  how many images that are.
     source      name of the data in reports.
     """
 
     samples: list[Tensor]
-    features: Tensor
+    features: ImageFeatures
     num_images: int
     source: str
 
     @property
     def digest(self) -> bytes:
-        """Return the sha256 of the embeddings."""
-        return hashlib.sha256(self.features.numpy().tobytes()).digest()
+        """Return the sha256 of the embeddings and their places."""
+        state = hashlib.sha256()
+        for tensor in self.features.tensors:
+            state.update(tensor.numpy().tobytes())
+        return state.digest()
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ def load_image_samples(options: QuantizeOptions, checkpoint: Checkpoint, vocab_s
     encoder = load_encoder(config)
     samples: list[Tensor] = []
     features: list[Tensor] = []
+    places: list[Tensor] = []
     begin = vocab_size
     for row in rows:
         prompt = _prompt(tokenizer, preprocessor.image_token, row)
@@ -95,15 +100,18 @@ def load_image_samples(options: QuantizeOptions, checkpoint: Checkpoint, vocab_s
         except AiakqError as problem:
             raise bad(row.where, str(problem.message).rstrip("."), _HINT) from None
         check_tokenized([[token for token in ids if token != config.multimodal.image_token_id]], vocab_size)
-        embeddings = encoder(item)[0].float().cpu()
+        features.append(encoder(item).float().cpu())
+        if item.grid is not None:
+            places.append(torch.cartesian_prod(*map(torch.arange, item.grid)))
         sample, done = torch.tensor(ids, dtype=torch.int64), 0
         for first, length in item.places:
             sample[first : first + length] = torch.arange(begin + done, begin + done + length)
             done += length
         begin += done
         samples.append(sample[: options.seqlen].clone())
-        features.append(embeddings)
-    return ImageSamples(samples, torch.cat(features), len(samples), f"{len(samples)} images of {given.name}")
+    kind: ImageKind = "grid" if places else "whole" if config.multimodal.whole_tokens else "plain"
+    found = ImageFeatures(torch.cat(features, dim=1), vocab_size, kind, torch.cat(places) if places else None)
+    return ImageSamples(samples, found, len(samples), f"{len(samples)} images of {given.name}")
 
 
 def _checked_config(options: QuantizeOptions, checkpoint: Checkpoint) -> EngineConfig:
@@ -126,10 +134,6 @@ def _checked_config(options: QuantizeOptions, checkpoint: Checkpoint) -> EngineC
         raise refuse("the model reads no images")
     if refusal := multimodal.refusal or encoder_refusal(config):
         raise refuse(refusal)
-    if multimodal.added_layers or multimodal.grid(1) is not None:
-        raise refuse("tokens of its images have positions in three dimensions, with which blocks are not calibrated")
-    if multimodal.whole_tokens:
-        raise refuse("tokens of its images attend to each other in both directions, with which no block is calibrated")
     return config
 
 

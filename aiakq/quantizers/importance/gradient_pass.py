@@ -93,7 +93,7 @@ class GradientPass:
 
             for batch, output in inputs.spread(block, self._mine, work):
                 outputs.put(batch, output)
-            self._inputs.append(Activations(outputs, inputs.calls, inputs.device, inputs.outputs, inputs.others))
+            self._inputs.append(inputs.with_hidden(outputs))
             model.drop(block)
             model.checkpoint.close()
             release_memory()

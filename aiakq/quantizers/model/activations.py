@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.errors import error
+from aiakq.quantizers.model.image_features import AddedRows
 
 Result = TypeVar("Result")
 #: What to do about a model that cannot be run block by block.
@@ -185,9 +186,11 @@ class Activations:
     """The hidden states of every calibration batch at the input of the next block, kept off the devices.
 
     hidden   one [B, T, hidden] float32 per batch; absent if another worker has the batch.
-    calls    [B, T] -> the call of every block; equal shapes are called equally, because no batch has padding.
+    calls    [B, T] -> the call of every block; equal shapes are called equally, because no batch has padding. Those of
+             a batch whose positions or masks depend on its images have its number as well, [B, T, number].
     device   device of the blocks; with ``others``, batches are distributed to copies of the block on those as well.
     outputs  number of elements in the tuple that a block returns, hidden states first; 0: it returns a tensor.
+    added    by batch, what the model adds to the outputs of blocks.
     """
 
     def __init__(
@@ -197,34 +200,45 @@ class Activations:
         device: torch.device,
         outputs: int = 0,
         others: tuple[torch.device, ...] = (),
+        added: Mapping[int, AddedRows] | None = None,
     ) -> None:
         self.hidden = hidden if isinstance(hidden, HiddenStates) else HiddenStates(hidden)
         self.calls = calls
         self.device = device
         self.outputs = outputs
         self.others = others
+        self.added = added or {}
+
+    def _call(self, batch: int, index: int) -> Call:
+        """Return the call of block ``index`` for a batch."""
+        rows, length = self.hidden.shapes[batch][:2]
+        calls = self.calls.get((rows, length, batch)) or self.calls[rows, length]
+        return calls[index]
 
     def run(self, block: nn.Module, index: int, batch: int, device: torch.device | None = None) -> Tensor:
-        """Return the output of block ``index`` on one batch, on ``device``, where the block must be."""
+        """Return the output of block ``index`` on one batch, with what is added to it, on ``device``, where the block
+        must be."""
         device = self.device if device is None else device
         hidden = self.hidden[batch].to(device)
-        call = self.calls[tuple(hidden.shape[:2])][index]
+        call = self._call(batch, index)
         args, kwargs = (
             (call.args, call.kwargs) if device == self.device else _to_device((call.args, call.kwargs), device)
         )
-        return _run(block, hidden, args, kwargs)
+        output = _run(block, hidden, args, kwargs)
+        return self.added[batch].to_output(output, index) if batch in self.added else output
 
     def run_with_gradient(
         self, block: nn.Module, index: int, batch: int, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Return the input of block ``index`` on one batch, as a leaf that requires a gradient, and its output.
+        """Return the input of block ``index`` on one batch, as a leaf that requires a gradient, and its output, without
+        what is added to it: no gradient depends on that.
 
         Call it outside of inference mode.
         """
         with torch.enable_grad():
             # Copies, because autograd cannot keep tensors that were made in inference mode.
             hidden = self.hidden[batch].to(device).clone().requires_grad_(True)
-            call = self.calls[tuple(hidden.shape[:2])][index]
+            call = self._call(batch, index)
             args, kwargs = _map_tensors((call.args, call.kwargs), lambda tensor: tensor.to(device).clone())
             return hidden, _run(block, hidden, args, kwargs)
 
@@ -266,8 +280,10 @@ class Activations:
         """
         hidden = self.hidden[batch][row : row + 1].to(self.device)
         rows, length = self.hidden.shapes[batch][:2]
-        alone = self.calls.get((1, length))
-        call = (alone or self.calls[rows, length])[index]
+        alone = self.calls.get((1, length, batch)) or (
+            self.calls.get((1, length)) if (rows, length, batch) not in self.calls else None
+        )
+        call = self._call(batch, index) if alone is None else alone[index]
         args, kwargs = call.args, call.kwargs
         if alone is None:
             args, kwargs = _first_row(args, rows), _first_row(kwargs, rows)
@@ -316,7 +332,11 @@ class Activations:
 
     def copy(self) -> Activations:
         """Return a copy that can advance independently."""
-        return Activations(self.hidden.copy(), self.calls, self.device, self.outputs, self.others)
+        return self.with_hidden(self.hidden.copy())
+
+    def with_hidden(self, hidden: HiddenStates) -> Activations:
+        """Return the activations of the same batches with other hidden states."""
+        return Activations(hidden, self.calls, self.device, self.outputs, self.others, self.added)
 
     def first_batches(self, tokens: int) -> list[int]:
         """Return the first batches that together hold at least ``tokens`` tokens; all if there are fewer."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations, HiddenStates, batched, first_batches
+from aiakq.quantizers.model.image_features import ImageFeatures, is_alone
 from aiakq.quantizers.model.outer_layers import capture
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.workers.protocol import SHARDS, Workers, shards
@@ -16,12 +17,21 @@ from aiakq.quantizers.workers.protocol import SHARDS, Workers, shards
 _BATCH_TOKENS = 4096
 
 
-def calibration_batches(samples: Sequence[Tensor] | None) -> list[Tensor]:
-    """Stack samples [T] into batches [B, T]; none if there are no samples."""
+def calibration_batches(samples: Sequence[Tensor] | None, features: ImageFeatures | None) -> list[Tensor]:
+    """Stack samples [T] into batches [B, T]; none if there are no samples. ``features`` are the images in them."""
     if not samples:
         return []
     rows = min(_BATCH_TOKENS // max(map(len, samples)), -(-len(samples) // SHARDS))
-    return batched(samples, max(1, rows))
+    return with_images_alone(samples, features, max(1, rows))
+
+
+def with_images_alone(samples: Sequence[Tensor], features: ImageFeatures | None, rows: int = 8) -> list[Tensor]:
+    """Stack samples [T] into batches [B, T] of at most ``rows``. Those with images of which blocks see more than of
+    text come first, as batches of their own.
+    """
+    alone = [is_alone(features, sample) for sample in samples]
+    own = [sample[None] for sample, is_own in zip(samples, alone, strict=True) if is_own]
+    return own + batched([sample for sample, is_own in zip(samples, alone, strict=True) if not is_own], rows)
 
 
 def first_inputs(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.quantizers.model.activations import BLOCKS_HINT, Activations, Call, HiddenStates, same_arguments
+from aiakq.quantizers.model.image_features import AddedRows, is_alone
 from aiakq.quantizers.model.source import SourceModel
 
 #: A label that counts for nothing.
@@ -44,24 +45,29 @@ def capture(
     model.load(model.blocks[0], model.block_prefix(0))
     hidden = HiddenStates() if hidden is None else hidden
     calls: dict[tuple[int, ...], list[Call]] = {}
+    added: dict[int, AddedRows] = {}
     with _record_calls(model.blocks) as (record, outputs), torch.inference_mode():
         if len(batches):
-            _check_blocks(model, batches[0], record)
+            _check_blocks(model, batches[0] if model.features is None else model.features.as_text(batches[0]), record)
         for number, ids in enumerate(batches):
             reached = _run_outside(model, ids, record)[0].args[0]
             if here is None or number in here:
                 hidden.append(reached.to("cpu"))
             else:
                 hidden.append_absent(reached.shape)
-            for rows in {len(ids), 1}:  # arguments for a single sequence cannot always be sliced from those of a batch
-                shape = (rows, ids.shape[1])
+            features = model.features if is_alone(model.features, ids) else None
+            if features is not None and (rows := features.added(ids)) is not None:
+                added[number] = rows
+            # Arguments for a single sequence cannot always be sliced from those of a batch.
+            for size in {len(ids), 1} if features is None else {len(ids)} if hidden.has(number) else ():
+                shape = (size, ids.shape[1], *([] if features is None else [number]))
                 if shape not in calls:
-                    captured = record if rows == len(ids) else _run_outside(model, ids[:rows], record)
+                    captured = record if size == len(ids) else _run_outside(model, ids[:size], record)
                     calls[shape] = [Call(call.args[1:], call.kwargs) for call in captured]
             progress(number + 1)
     for _, module in outside:
         model.drop(module)
-    return Activations(hidden, calls, model.device, outputs[0], model.others)
+    return Activations(hidden, calls, model.device, outputs[0], model.others, added)
 
 
 def _check_blocks(model: SourceModel, ids: Tensor, record: list[Call]) -> None:
@@ -96,17 +102,9 @@ def _run_outside(model: SourceModel, ids: Tensor, record: list[Call]) -> list[Ca
 def _inputs(model: SourceModel, ids: Tensor) -> dict[str, Tensor]:
     """Return what a model is called with for ids [B, T]: the ids, or the embeddings [B, T, H] if there are images."""
     ids = ids.to(model.device)
-    is_image = _is_image(model, ids)
-    if model.features is None or not bool(is_image.any()):
+    if model.features is None or not bool(model.features.mask(ids).any()):
         return {"input_ids": ids}
-    embeddings = model.model.get_input_embeddings()(ids.masked_fill(is_image, 0))
-    rows = model.features.to(embeddings)[ids[is_image] - model.config.vocab_size]
-    return {"inputs_embeds": embeddings.masked_scatter(is_image[..., None], rows)}
-
-
-def _is_image(model: SourceModel, ids: Tensor) -> Tensor:
-    """Return which of the ids stand for embeddings of images."""
-    return ids >= int(model.config.vocab_size)
+    return model.features.arguments(ids, model.model.get_input_embeddings())
 
 
 def head_name(model: SourceModel) -> str | None:
@@ -158,8 +156,8 @@ def sampled_gradient(
         with torch.enable_grad(), _stub_blocks(model.blocks, one, outputs):
             logits = model.model(**_inputs(model, ids[row : row + 1]), use_cache=False).logits[0].float()
             labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator).squeeze(-1)
-            # No model predicts embeddings of images.
-            labels[:-1].masked_fill_(_is_image(model, ids[row, 1:].to(model.device)), _IGNORED)
+            if model.features is not None:  # no model predicts embeddings of images
+                labels[:-1].masked_fill_(model.features.mask(ids[row, 1:].to(model.device)), _IGNORED)
             loss = nn.functional.cross_entropy(logits, labels, reduction="sum", ignore_index=_IGNORED)
         gradients.append(torch.autograd.grad(loss, one)[0].float().cpu())
     return torch.cat(gradients)

@@ -21,6 +21,7 @@ from aiakq.formats.separate_head import separate_head
 from aiakq.formats.text_names import Renaming, renaming
 from aiakq.quantizers.model.experts import unfuse_experts
 from aiakq.quantizers.model.groups import block_linears, gates
+from aiakq.quantizers.model.image_features import ImageFeatures
 from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, merged_weight
 from aiakq.quantizers.model.plain_linears import plain_linears, take_weight
 from aiakq.quantizers.model.shapes import LinearShape
@@ -96,8 +97,8 @@ class SourceModel:
         self.adapter: MergedAdapter | None = None
         self._adapted: dict[str, LoraWeights] = {}
         self.rotation: Rotation | None = None
-        #: Embeddings of calibration images, [R, hidden] float32, of which row r has the id V + r beside V tokens.
-        self.features: Tensor | None = None
+        #: Embeddings of calibration images, for which some ids above the vocabulary stand.
+        self.features: ImageFeatures | None = None
         #: Name of an output layer that a rotation separated from the embedding.
         self.untied_head = ""
 

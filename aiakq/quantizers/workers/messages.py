@@ -44,7 +44,8 @@ class Job(msgspec.Struct, tag="job"):
     trust_remote_code: bool
     calibrated: bool
     samples: int
-    images: bool
+    image_kind: str
+    image_tensors: int
     budget: float
     scratch: str
     seed: int

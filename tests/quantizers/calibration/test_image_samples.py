@@ -9,20 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.calibration.image_samples import ImageSamples, load_image_samples
 from aiakq.quantizers.model.activations import HiddenStates
+from aiakq.quantizers.model.outer_layers import capture
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.options import QuantizeOptions
 from aiakq.quantizers.pipeline import quantize_checkpoint
 from aiakq.quantizers.progress import StageProgress
 from aiakq.quantizers.tuning.models import Teacher
-from tests.vision_models import PLACEHOLDERS, random_image, reference_logprobs, save_vision_model
+from tests.vision_models import PLACEHOLDERS, random_image, reference, save_vision_model
 
-KINDS = ("llava", "idefics3", "smolvlm", "mistral3", "internvl")
+KINDS = ("llava", "idefics3", "smolvlm", "mistral3", "internvl", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+KINDS += ("qwen3_5", "qwen3_5_moe")
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +65,63 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
 
 
+def image_token(folder: Path) -> int:
+    raw = json.loads((folder / "config.json").read_text())
+    token: int = raw.get("image_token_id", raw.get("image_token_index"))
+    return token
+
+
+def with_tokens(sample: Tensor, folder: Path) -> list[int]:
+    """The ids of a sample as transformers gets them."""
+    ids: list[int] = sample.masked_fill(sample >= vocabulary(folder), image_token(folder)).tolist()
+    return ids
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_calibration_computes_what_transformers_does(kind: str, seeing: Any, tmp_path: Path) -> None:
+    """Inputs of all blocks, and predictions, of an image and of a text as long."""
     random_image(7).save(tmp_path / "a.png")
-    found = loaded(seeing(kind), tmp_path)
-    assert found.num_images == 1 and len(found.features) > 0
-    model = SourceModel(Checkpoint.open(seeing(kind)), torch.float32, torch.device("cpu"))
-    model.features = found.features
-    teacher = Teacher(model, found.samples, HiddenStates(), lambda done, total: None)
+    folder = seeing(kind)
+    found = loaded(folder, tmp_path)
     [sample] = found.samples
-    token = json.loads((seeing(kind) / "config.json").read_text())
-    image = token.get("image_token_id", token.get("image_token_index"))
-    ids = sample.masked_fill(sample >= vocabulary(seeing(kind)), image).tolist()
-    expected = reference_logprobs(seeing(kind), kind, ids, [random_image(7)])
-    assert float((teacher.log_probabilities([0])[0] - expected).abs().max()) < 3e-5
+    assert found.num_images == 1 and found.features.embeddings.shape[1] > 0
+    model = SourceModel(Checkpoint.open(folder), torch.float32, torch.device("cpu"))
+    model.features = found.features
+    samples = [sample, found.features.as_text(sample)]
+    reference_model, given = reference(folder, kind, with_tokens(sample, folder), [random_image(7)], "sdpa")
+    text = {"input_ids": samples[1][None]}
+    expected = [inputs_of_blocks(reference_model, each) for each in (given, text)]
+
+    activations = capture(model, [ids[None] for ids in samples], lambda done: None)
+    for index, block in enumerate(model.blocks):
+        for number, inputs in enumerate(expected):
+            torch.testing.assert_close(activations.hidden[number], inputs[index], rtol=1e-5, atol=1e-5)
+        model.load(block, model.block_prefix(index))
+        activations.advance(block, index)
+        model.drop(block)
+    teacher = Teacher(model, samples, HiddenStates(), lambda done, total: None)
+    for number, each in enumerate((given, text)):
+        with torch.inference_mode():
+            logits = reference_model(**each).logits[0]
+        assert float((teacher.log_probabilities([number])[0] - logits.log_softmax(-1)).abs().max()) < 3e-5
+
+
+def inputs_of_blocks(model: Any, given: dict[str, Tensor]) -> list[Tensor]:
+    """The hidden states [1, T, hidden] that transformers' model gives to each block of its decoder."""
+    seen: list[Tensor] = []
+
+    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append(args[0] if args else kwargs["hidden_states"])
+
+    decoder = model.get_decoder()
+    handles = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in decoder.layers]
+    try:
+        with torch.inference_mode():
+            model(**given)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
 
 
 def test_samples_are_chosen_by_seed_and_content(seeing: Any, pictures: Path, tmp_path: Path) -> None:
@@ -91,11 +137,19 @@ def test_samples_are_chosen_by_seed_and_content(seeing: Any, pictures: Path, tmp
     assert [len(ids) for ids in short.samples] == [9] * 3
 
 
-@pytest.mark.parametrize("method", ["weight_only_int8", "smooth_quant", "awq", "gptq"])
-def test_every_method_is_calibrated_on_images(
-    method: str, seeing: Any, pictures: Path, quantize: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *(("idefics3", method) for method in ("weight_only_int8", "smooth_quant", "awq", "gptq")),
+        *(("qwen3_vl", method) for method in ("smooth_quant", "awq", "gptq")),
+        *(("gemma3", method) for method in ("awq", "gptq")),
+        ("qwen2_5_vl", "awq"),
+        ("qwen3_5", "gptq"),
+    ],
+)
+def test_methods_are_calibrated_on_images(
+    kind: str, method: str, seeing: Any, pictures: Path, quantize: Any, tmp_path: Path
 ) -> None:
-    kind = "idefics3"
     few = {"samples": 6, "seqlen": 32} | ({"sweeps": 0} if method == "gptq" else {})
     report = quantize(seeing(kind), tmp_path / "out", method, calibration_images=str(pictures), **few)
     assert report.images == 3 and "3 images of" in report.calibration and "the bundled text" in report.calibration
@@ -108,17 +162,18 @@ def test_every_method_is_calibrated_on_images(
     assert len(output.outputs[0].token_ids) == 4
 
 
+@pytest.mark.parametrize(("kind", "more"), [("llava", {}), ("qwen3_vl", {"importance": "gradient"})])
 def test_the_bytes_are_the_same_again_with_workers_ranks_and_after_an_interruption(
-    seeing: Any, pictures: Path, quantize: Any, quick: dict[str, Any], tmp_path: Path
+    kind: str, more: dict[str, Any], seeing: Any, pictures: Path, quantize: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
-    folder: Path = seeing("llava")
+    folder: Path = seeing(kind)
     given: dict[str, Any] = {"calibration_images": str(pictures)}
-    given |= {"samples": 4, "seqlen": 16, "sweeps": 0}
+    given |= {"samples": 4, "seqlen": 16, "sweeps": 0, **more}
     quantize(folder, tmp_path / "one", "gptq", **given)
     expected = bytes_of(tmp_path / "one")
-    for number, more in enumerate(({}, {"workers": 2}, {"tp": 2})):
-        quantize(folder, tmp_path / f"{number}", "gptq", **given, **more)
-        assert bytes_of(tmp_path / f"{number}") == expected, more
+    for number, other in enumerate(({}, {"workers": 2}, {"tp": 2})):
+        quantize(folder, tmp_path / f"{number}", "gptq", **given, **other)
+        assert bytes_of(tmp_path / f"{number}") == expected, other
 
     def interrupt(stage: StageProgress) -> None:
         if stage.stage == "quantize" and stage.done == 1:
@@ -138,10 +193,6 @@ def test_models_whose_images_are_not_computed_are_refused(
     given = {"calibration_images": str(pictures)}
     with pytest.raises(AiakqError, match="--calibration-images .* the model reads text only"):
         quantize(tiny_model("LlamaForCausalLM"), tmp_path / "out", "gptq", **given)
-    with pytest.raises(AiakqError, match="positions in three dimensions"):
-        quantize(seeing("qwen2_vl"), tmp_path / "out", "gptq", **given)
-    with pytest.raises(AiakqError, match="attend to each other in both directions"):
-        quantize(seeing("gemma3"), tmp_path / "out", "gptq", **given)
     with pytest.raises(AiakqError, match="--tune"):
         quantize(seeing("llava"), tmp_path / "out", "gptq", tune="4steps", **given)
 
