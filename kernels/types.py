@@ -125,6 +125,7 @@ class AttentionProblem:
     sinks: bool = False
     alibi: bool = False
     interleaved: bool = False
+    rotated_norms: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,7 @@ class AttentionSpec:
     sliding_window  W: a query attends to itself and the W - 1 positions before it; None: to all previous positions.
     rotary          rotary tables; None for models with learned positions.
     q_norm, k_norm  weights [D] of an RMS norm of every head with epsilon ``norm_eps``, or None.
+    rotated_norms   whether heads are normalized after their rotation (Hunyuan) instead of before it.
     value_dim       size of a value head; 0: the size of a key head.
     latent          whether only keys are cached and values are their last ``value_dim`` elements (MLA, DeepSeek-V2
                     2024, arXiv:2405.04434).
@@ -223,6 +225,7 @@ class AttentionSpec:
     sinks: Tensor | None = None
     alibi: Tensor | None = None
     uncut_heads: tuple[int, int] = (0, 0)
+    rotated_norms: bool = False
 
     def __post_init__(self) -> None:
         self.value_dim = self.value_dim or self.head_dim
@@ -258,6 +261,7 @@ class AttentionSpec:
             sinks=self.sinks is not None,
             alibi=self.alibi is not None,
             interleaved=self.rotary is not None and self.rotary.interleaved,
+            rotated_norms=self.rotated_norms,
         )
 
 

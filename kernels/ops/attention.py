@@ -113,15 +113,24 @@ class TorchAttention:
                 qkv.split(spec.widths, dim=1), (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), strict=True
             )
         )
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
-            assert isinstance(q, Tensor) and isinstance(k, Tensor)
+        if not spec.rotated_norms:
+            q, k = self._normalized(q, k)
         if spec.rotary is not None:
             assert positions is not None
             factors = _factors(spec.rotary, positions, qkv.dtype, context)
             q, k = (apply_rotary(x, factors, spec.rotary.interleaved) for x in (q, k))
+        if spec.rotated_norms:
+            q, k = self._normalized(q, k)
         self.write(k, v, cache, context.slots)
         return self.attend(q, cache, context).flatten(1)
+
+    def _normalized(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the heads q [T, H, D] and k [T, Hkv, D], normalized if they have norms."""
+        if self._q_norm is None or self._k_norm is None:
+            return q, k
+        q_normed, k_normed = self._q_norm(q), self._k_norm(k)
+        assert isinstance(q_normed, Tensor) and isinstance(k_normed, Tensor)
+        return q_normed, k_normed
 
     def write(self, key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
         """Store key [T, Hkv, D] and value [T, Hkv, value_dim] at ``slots`` [T]; see PagedAttention."""
