@@ -126,6 +126,7 @@ class AttentionProblem:
     alibi: bool = False
     interleaved: bool = False
     reads_only: bool = False
+    rotated_norms: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ class AttentionSpec:
     sliding_window  W: a query attends to itself and the W - 1 positions before it; None: to all previous positions.
     rotary          rotary tables; None for models with learned positions.
     q_norm, k_norm  weights [D] of an RMS norm of every head with epsilon ``norm_eps``, or None.
+    rotated_norms   whether heads are normalized after their rotation (Hunyuan) instead of before it.
     value_dim       size of a value head; 0: the size of a key head.
     latent          whether only keys are cached and values are their last ``value_dim`` elements (MLA, DeepSeek-V2
                     2024, arXiv:2405.04434).
@@ -226,6 +228,7 @@ class AttentionSpec:
     alibi: Tensor | None = None
     uncut_heads: tuple[int, int] = (0, 0)
     reads_only: bool = False
+    rotated_norms: bool = False
 
     def __post_init__(self) -> None:
         self.value_dim = self.value_dim or self.head_dim
@@ -267,6 +270,7 @@ class AttentionSpec:
             alibi=self.alibi is not None,
             interleaved=self.rotary is not None and self.rotary.interleaved,
             reads_only=self.reads_only,
+            rotated_norms=self.rotated_norms,
         )
 
 

@@ -67,7 +67,7 @@ class NativeAttention:
         # Keeps the tensors alive that the operations point to.
         self._kept = [None if norm is None else norm.float().contiguous() for norm in (spec.q_norm, spec.k_norm)]
         before.q_norm, before.k_norm = (address(norm) for norm in self._kept)
-        before.eps = spec.norm_eps
+        before.eps, before.rotated_norms = spec.norm_eps, spec.rotated_norms
         if spec.rotary is not None:
             tables = [table.float().contiguous() for table in (spec.rotary.cosines, spec.rotary.sines)]
             self._kept += tables

@@ -116,12 +116,14 @@ class TorchAttention:
         return self.attend(q, cache, context).flatten(1)
 
     def _prepared(self, x: Tensor, norm: Norm | None, positions: Tensor | None, context: AttentionContext) -> Tensor:
-        """Return queries or keys [T, heads, D], normed and rotated."""
+        """Return queries or keys [T, heads, D], normalized and rotated, in the order of the model."""
+        if self.spec.rotated_norms:
+            return _normalized(self._rotated(x, positions, context), norm)
+        return self._rotated(_normalized(x, norm), positions, context)
+
+    def _rotated(self, x: Tensor, positions: Tensor | None, context: AttentionContext) -> Tensor:
+        """Return heads [T, heads, D], rotated if the layer has rotary embedding."""
         rotary = self.spec.rotary
-        if norm is not None:
-            normed = norm(x)
-            assert isinstance(normed, Tensor)
-            x = normed
         if rotary is None:
             return x
         assert positions is not None
@@ -158,6 +160,15 @@ class TorchAttention:
         """Return the cached tensors and, for 8-bit caches, their scales."""
         count = 1 if self.spec.latent else 2
         return [cache[:count], cache[count:]] if cache[count:] else [cache]
+
+
+def _normalized(x: Tensor, norm: Norm | None) -> Tensor:
+    """Return heads [T, heads, D], normalized if there is a norm."""
+    if norm is None:
+        return x
+    normed = norm(x)
+    assert isinstance(normed, Tensor)
+    return normed
 
 
 def _factors(

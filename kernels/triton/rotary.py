@@ -58,5 +58,5 @@ def _launch(
         H=heads, HKV=kv_heads, D=spec.head_dim, DV=0 if spec.latent else spec.value_dim,
         WIDTH=block_for(max(spec.head_dim, spec.value_dim)), WIDTH_Q=block_for(max(1, changed)), ROTATED=rotated,
         INTERLEAVED=spec.rotary is not None and spec.rotary.interleaved,
-        NORM=spec.q_norm is not None, SCALED=bool(scales), num_warps=1,
+        NORM=0 if spec.q_norm is None else 1 + spec.rotated_norms, SCALED=bool(scales), num_warps=1,
     )  # fmt: skip

@@ -26,9 +26,10 @@ def _turned(
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Load a head [WIDTH] float32, normalize it, and rotate its first ROTATED elements: each half with the other, or
-    adjacent pairs if INTERLEAVED.
+    """Load a head [WIDTH] float32, normalize it if NORM is 1, rotate its first ROTATED elements, each half with the
+    other, or adjacent pairs if INTERLEAVED, and normalize it if NORM is 2.
     """
+    FLOAT: tl.constexpr = at_ptr.dtype.element_ty
     HALF: tl.constexpr = ROTATED // 2
     mask = d < D
     x = tl.load(at_ptr + d, mask=mask, other=0.0).to(tl.float32)
@@ -38,9 +39,8 @@ def _turned(
         other_at = tl.where(first, d + step, d - step)
         turning = d < ROTATED
         other = tl.load(at_ptr + other_at, mask=turning, other=0.0).to(tl.float32)
-    if NORM:
+    if NORM == 1:
         # Applies to all elements, also those not rotated; rounded like the result of a norm.
-        FLOAT: tl.constexpr = at_ptr.dtype.element_ty
         factor = tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)
         x = (x * factor).to(FLOAT).to(tl.float32) * tl.load(norm_ptr + d, mask=mask, other=0.0).to(tl.float32)
         x = x.to(FLOAT).to(tl.float32)
@@ -52,6 +52,10 @@ def _turned(
         cosine = tl.load(cosines_ptr + angle, mask=turning, other=1.0)
         sine = tl.load(sines_ptr + angle, mask=turning, other=0.0)
         x = x * cosine + tl.where(first, -other, other) * sine
+    if NORM == 2:
+        x = x.to(FLOAT).to(tl.float32)  # as between operations
+        factor = tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)
+        x = (x * factor).to(FLOAT).to(tl.float32) * tl.load(norm_ptr + d, mask=mask, other=0.0).to(tl.float32)
     return x
 
 
@@ -105,7 +109,7 @@ def rotary_kernel(
     WIDTH_Q: tl.constexpr,  # a power of two, at least the changed elements of a query head: D if NORM, else ROTATED
     ROTATED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    NORM: tl.constexpr,
+    NORM: tl.constexpr,  # 1 for norms of heads before their rotation, 2 after it, 0 without
     SCALED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)

@@ -38,14 +38,17 @@ void rotate(float* x, const float* cosines, const float* sines, int64_t rotated)
   }
 }
 
-// Loads one head as floats, normalized if a weight ``norm`` is given and rotated if a position is given.
+// Loads one head as floats, normalized if a weight ``norm`` is given and rotated if a position is given, in the order
+// of ``op.rotated_norms``.
 void load_head(const Rotary& op, const void* x, int64_t from, int64_t size, const float* norm, int64_t position,
                float* head) {
   for (int64_t d = 0; d < size; d += 16) store(head + d, load_partial(x, from + d, op.x_type, size - d));
-  if (norm) normalize(head, norm, size, op.eps);
-  if (!op.cosines || position < 0) return;
-  const float *cosines = op.cosines + position * (op.rotated / 2), *sines = op.sines + position * (op.rotated / 2);
-  (op.interleaved ? rotate_interleaved : rotate)(head, cosines, sines, op.rotated);
+  if (norm && !op.rotated_norms) normalize(head, norm, size, op.eps);
+  if (op.cosines && position >= 0) {
+    const float *cosines = op.cosines + position * (op.rotated / 2), *sines = op.sines + position * (op.rotated / 2);
+    (op.interleaved ? rotate_interleaved : rotate)(head, cosines, sines, op.rotated);
+  }
+  if (norm && op.rotated_norms) normalize(head, norm, size, op.eps);
 }
 
 // Writes element i of a head to element from + i * stride of a cache of the same type.

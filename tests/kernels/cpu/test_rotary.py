@@ -27,7 +27,7 @@ def cache_of(spec, pages, dtype, page_size=P):
 class Case:
     """A fused projection of T tokens of one sequence, at shuffled slots, the last two of them padding."""
 
-    def __init__(self, H, Hkv, D, part, dtype, cache, norms):
+    def __init__(self, H, Hkv, D, part, dtype, cache, norms, rotated_norms=False):
         random = torch.Generator().manual_seed(D)
         self.shape = (H, Hkv, D)
         self.qkv = torch.randn(T, (H + 2 * Hkv) * D, generator=random).to(dtype)
@@ -48,7 +48,12 @@ class Case:
         weights = [torch.rand(D, generator=random) + 0.5 for _ in range(2)]
         self.norms = weights if norms else None
         self.layer = NativeAttention(
-            AttentionSpec(H, Hkv, D, 1.0, None, self.rotary, *(weights if norms else (None, None)), norm_eps=1e-6)
+            AttentionSpec(
+                *(H, Hkv, D, 1.0, None, self.rotary),
+                *(weights if norms else (None, None)),
+                norm_eps=1e-6,
+                rotated_norms=rotated_norms,
+            )
         )
         self.cache = cache_of(self.layer.spec, PAGES, cache)
 
@@ -57,13 +62,17 @@ class Case:
         H, Hkv, D = self.shape
         parts = self.qkv.double().split((H * D, Hkv * D, Hkv * D), dim=1)
         q, k, v = (part.unflatten(1, (-1, D)) for part in parts)
-        if self.norms:
-            q, k = (
-                x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
-                for x, weight in zip((q, k), self.norms, strict=True)
-            )
         factors = rotary_factors(self.rotary, self.positions, torch.float64)
+        if self.layer.spec.rotated_norms:
+            return *self.normed(apply_rotary(q, factors), apply_rotary(k, factors)), v
+        q, k = self.normed(q, k)
         return apply_rotary(q, factors), apply_rotary(k, factors), v
+
+    def normed(self, *heads):
+        return [
+            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
+            for x, weight in zip(heads, self.norms, strict=True)
+        ] if self.norms else heads
 
     def written(self, which):
         rows = self.cache[which].flatten(0, 1)[self.context.slots[:-2]].double()
@@ -76,11 +85,13 @@ def far(found, wanted):
     return ((found.double() - wanted).norm() / wanted.norm()).nan_to_num(float("inf")).item()
 
 
-@pytest.mark.parametrize("norms", [False, True], ids=["", "norms"])
+@pytest.mark.parametrize(
+    "norms", [(False, False), (True, False), (True, True)], ids=["", "norms", "norms after rotation"]
+)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_rotated_heads_and_cache_match_the_torch_layers(isa, dtype, norms):
     for shape in SHAPES:
-        case = Case(*shape, dtype, dtype, norms)
+        case = Case(*shape, dtype, dtype, *norms)
         q, k, v = case.wanted()
         values = v.to(dtype).double()
         out = case.layer(case.qkv, case.positions, case.cache, case.context)

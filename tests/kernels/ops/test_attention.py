@@ -221,7 +221,14 @@ def test_tokens_around_an_image_do_not_depend_on_where_its_prompt_is_cut(impleme
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"interleaved": True}, {"value_dim": 40}, {"latent": True, "value_dim": 32}, {"norms": True}],
+    [
+        {},
+        {"interleaved": True},
+        {"value_dim": 40},
+        {"latent": True, "value_dim": 32},
+        {"norms": True},
+        {"norms": True, "rotated_norms": True},
+    ],
     ids=str,
 )
 def test_whole_layers_match_the_reference(stored, options):

@@ -324,7 +324,7 @@ def row_kernels(arch: int) -> Iterator[Row]:
         yield row(
             f"rotary into {name}", rotary_kernel, x, x, x, x, x, scales, scales, positions, positions, *cache,
             6144, 6144, 6144, 0.0, H=32, HKV=8, D=128, DV=128, WIDTH=128, WIDTH_Q=128, ROTATED=128, INTERLEAVED=False,
-            NORM=False, SCALED=scaled, elements=128, warps=1,
+            NORM=0, SCALED=scaled, elements=128, warps=1,
         )  # fmt: skip
     yield row(
         "arrange", linear_kernel.arrange_kernel, x, numbers, x, scales, K, 16, K=K, BLOCK=1024, BITS=4, BKP=32,

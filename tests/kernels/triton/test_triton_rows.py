@@ -141,12 +141,15 @@ def test_norms_and_activations_round_to_e4m3_like_the_next_layer(group, given, d
 @pytest.mark.parametrize(
     ("rotated", "norm", "stored"),
     [
-        (24, False, None),
-        (16, True, torch.int8),
-        (24, True, None),
-        (0, False, torch.int8),
-        (24, False, torch.float8_e4m3fn),
-        (24, False, torch.float8_e5m2),
+        (24, 0, None),
+        (16, 1, torch.int8),
+        (24, 1, None),
+        (16, 2, None),
+        (24, 2, torch.int8),
+        (0, 2, None),
+        (0, 0, torch.int8),
+        (24, 0, torch.float8_e4m3fn),
+        (24, 0, torch.float8_e5m2),
     ],
 )
 @pytest.mark.parametrize("interleaved", [False, True], ids=["", "interleaved"])
@@ -169,13 +172,16 @@ def test_rotary_and_cache(rotated, norm, stored, interleaved, dtype, device, clo
         SCALED=stored is not None,
     )  # fmt: skip
 
+    def normed(x, weight):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double().cpu()
+
     def turned(x, weight):
-        if norm:
-            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double().cpu()
-        if not rotated:
-            return x
-        tables = RotaryTables(cosines, sines, interleaved)
-        return apply_rotary(x, rotary_factors(tables, positions, torch.float64), interleaved)
+        if norm == 1:
+            x = normed(x, weight)
+        if rotated:
+            tables = RotaryTables(cosines, sines, interleaved)
+            x = apply_rotary(x, rotary_factors(tables, positions, torch.float64), interleaved)
+        return normed(x, weight) if norm == 2 else x
 
     q, k, v = (part.view(T, -1, D) for part in before.split((H * D, kv * D, kv * D), 1))
     tolerance = 2e-3 if norm and dtype == torch.float16 else None
