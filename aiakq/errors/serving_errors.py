@@ -151,7 +151,7 @@ REQUEST_ERRORS = {
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
     "media_refused": ErrorKind("{param} cannot be read: {reason}.", "", USAGE),
     "media_failed": ErrorKind(
-        "An image of the request cannot be encoded: {reason}.",
+        "An image or the audio of the request cannot be encoded: {reason}.",
         "The files of the model may not belong together; its text is read.",
         BUG,
         500,
@@ -159,6 +159,12 @@ REQUEST_ERRORS = {
     ),
     "no_pillow": ErrorKind(
         "Images cannot be read, because Pillow is not installed.", "pip install 'aiakq[images]'", ENVIRONMENT, 501
+    ),
+    "no_soundfile": ErrorKind(
+        "Audio cannot be read, because soundfile and soxr are not installed.",
+        "pip install 'aiakq[audio]'",
+        ENVIRONMENT,
+        501,
     ),
     "grammar_not_enforceable": ErrorKind("{param} cannot be enforced: {reason}.", "", USAGE),
     "grammar_failed": ErrorKind(
