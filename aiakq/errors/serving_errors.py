@@ -127,6 +127,10 @@ CONNECTION_ERRORS = {
     "unsupported_media_type": ErrorKind(
         "Request bodies must be JSON.", "Send Content-Type: application/json.", USAGE, 415
     ),
+    "form_expected": ErrorKind(
+        "The request body of this route is a form.", "Send Content-Type: multipart/form-data.", USAGE, 415
+    ),
+    "form_malformed": ErrorKind("The request body is no valid form: {reason}.", "", USAGE),
     "read_timeout": ErrorKind("The request's {part} did not arrive within {limit:g} s.", "Send it faster.", USAGE, 408),
     "too_many_connections": ErrorKind(
         "There are too many connections: at most {limit} {scope}.",
@@ -161,7 +165,7 @@ REQUEST_ERRORS = {
         "Images cannot be read, because Pillow is not installed.", "pip install 'aiakq[images]'", ENVIRONMENT, 501
     ),
     "no_soundfile": ErrorKind(
-        "Audio cannot be read, because soundfile and soxr are not installed.",
+        "Audio cannot be read, because soundfile, soxr or python-multipart is not installed.",
         "pip install 'aiakq[audio]'",
         ENVIRONMENT,
         501,

@@ -26,7 +26,7 @@ def decode_audio(data: bytes, param: str) -> Samples:
 
     Raises ``media_refused``, and ``no_soundfile`` without the packages that read it.
     """
-    soundfile, _ = _packages()
+    soundfile, _ = load_packages()
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.format not in FORMATS:
@@ -62,7 +62,7 @@ def as_samples(audio: Any, rate: int, param: str) -> Samples:
         raise refused(param, "it is empty")
     if rate == RATE:
         return mono
-    resampled: Samples = _packages()[1].resample(mono, rate, RATE)
+    resampled: Samples = load_packages()[1].resample(mono, rate, RATE)
     return resampled
 
 
@@ -75,7 +75,7 @@ def _check(rate: int, channels: int, param: str) -> None:
 def _resampled(file: Any, param: str) -> Samples:
     """Read a file block by block, whatever length its header claims."""
     rate = file.samplerate
-    stream = None if rate == RATE else _packages()[1].ResampleStream(rate, RATE, 1, dtype="float32")
+    stream = None if rate == RATE else load_packages()[1].ResampleStream(rate, RATE, 1, dtype="float32")
     blocks, length = [], 0
     while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
         length += len(block)
@@ -102,7 +102,8 @@ def refused(param: str, reason: str) -> AiakqError:
     return error("media_refused", param=param, reason=reason)
 
 
-def _packages() -> tuple[Any, Any]:
+def load_packages() -> tuple[Any, Any]:
+    """Return soundfile and soxr. Raises ``no_soundfile``."""
     try:
         import soundfile
         import soxr

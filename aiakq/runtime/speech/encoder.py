@@ -74,7 +74,7 @@ def _load_encoder(config: EngineConfig, raw: Mapping[str, Any]) -> SpeechEncoder
         )
         raise error("model_incomplete", path=str(config.load.path), missing=missing)
     module.load_state_dict(tensors, assign=True)
-    return SpeechEncoder(module.to(dtype).eval(), dtype)
+    return SpeechEncoder(module.eval(), dtype)
 
 
 def _tensors(config: EngineConfig, raw: Mapping[str, Any]) -> dict[str, Tensor]:

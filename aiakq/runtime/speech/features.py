@@ -67,14 +67,15 @@ class Spectrogram:
         if len(samples) < self.num_samples:
             samples = np.pad(samples, (0, self.num_samples - len(samples)))
         count, half = len(samples) // self._hop, self._width // 2
-        padded = np.pad(samples.astype(np.float64), half, mode="reflect")
+        padded = np.pad(samples, half, mode="reflect")
         frames = np.lib.stride_tricks.sliding_window_view(padded, self._width)[:: self._hop][:count]
         powers = np.empty((self._filters.shape[1], count), np.float32)
         for first in range(0, count, _BLOCK):
             spectrum = np.fft.rfft(frames[first : first + _BLOCK] * self._window)
             power = spectrum.real**2 + spectrum.imag**2
             powers[:, first : first + _BLOCK] = np.log10(np.maximum(power @ self._filters, 1e-10)).T
-        return ((np.maximum(powers, powers.max() - 8) + 4) / 4).astype(np.float32)
+        limited: NDArray[np.float32] = (np.maximum(powers, powers.max() - 8) + 4) / 4
+        return limited
 
     def window(self, spectrogram: NDArray[np.float32], first: int = 0) -> MediaItem:
         """Return what the encoder reads of a spectrogram [bins, frames] from frame ``first`` on; behind its end, zeros

@@ -80,8 +80,9 @@ class Ask:
         """Return how the text is sampled, which ``given`` says for that of a window."""
         if not self.allowed:
             return given
-        only = {"allowed_token_ids": list(self.allowed), "logprob_token_ids": [self.scored]}
-        return SamplingParams(temperature=0.0, max_tokens=1, **only)
+        return SamplingParams(
+            temperature=0.0, max_tokens=1, allowed_token_ids=list(self.allowed), logprob_token_ids=[self.scored]
+        )
 
 
 @dataclass
@@ -164,7 +165,7 @@ class Transcript:
         """Return the tokens of a segment without timestamps."""
         return [token for token in segment.token_ids if token < self.tokens.timestamps]
 
-    def _segments(self, text: list[int]) -> tuple[list[tuple[float, float, list[int]]], int]:
+    def _segments(self, text: list[int]) -> tuple[Sequence[tuple[float, float, list[int]]], int]:
         """Return (start, end, tokens) of the segments of a window, in steps, and by how many frames to move on.
 
         As transformers' Whisper does: behind the last pair of timestamps, the text is not complete, and is read again

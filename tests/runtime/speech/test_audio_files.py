@@ -94,6 +94,6 @@ def test_arrays_of_other_kinds_are_refused(audio):
 
 def test_without_the_packages_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(AiakqError, match=r"soundfile and soxr are not installed") as caught:
+    with pytest.raises(AiakqError, match="is not installed") as caught:
         decode_audio(b"", "file")
     assert "aiakq[audio]" in str(caught.value)

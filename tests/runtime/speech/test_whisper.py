@@ -18,17 +18,17 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=0, ignore_eos=Tru
 
 
 @pytest.fixture(scope="module")
-def llm(whisper) -> LLM:
-    return LLM(str(whisper), device="cpu", dtype="float32")
+def llm(tiny_whisper) -> LLM:
+    return LLM(str(tiny_whisper), device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")
-def reference(whisper) -> tuple[Any, Any]:
+def reference(tiny_whisper) -> tuple[Any, Any]:
     """Transformers' model and its feature extractor."""
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-    model = WhisperForConditionalGeneration.from_pretrained(whisper, dtype=torch.float32)
-    return model.eval(), WhisperFeatureExtractor.from_pretrained(whisper)
+    model = WhisperForConditionalGeneration.from_pretrained(tiny_whisper, dtype=torch.float32)
+    return model.eval(), WhisperFeatureExtractor.from_pretrained(tiny_whisper)
 
 
 def prompts() -> list[dict[str, Any]]:
@@ -61,12 +61,12 @@ def test_log_probabilities_are_those_of_transformers(llm, reference):
         assert np.abs(np.subtract(expected, logprobs)).max() < 1e-5
 
 
-def test_every_batching_gives_the_same_bits(whisper, llm):
+def test_every_batching_gives_the_same_bits(tiny_whisper, llm):
     expected = generated(llm, prompts())
     assert [generated(llm, [each])[0] for each in prompts()] == expected
     assert generated(llm, prompts()) == expected  # from the prefix cache
     limits = {"max_num_batched_tokens": 5, "max_num_seqs": 3, "block_size": 16, "num_gpu_blocks_override": 5}
-    small = LLM(str(whisper), device="cpu", dtype="float32", **limits)
+    small = LLM(str(tiny_whisper), device="cpu", dtype="float32", **limits)
     assert generated(small, prompts()) == expected
 
 
@@ -164,18 +164,18 @@ def test_other_models_do_not_transcribe(tiny_model):
         ({"convert": "embed"}, "--convert embed"),
     ],
 )
-def test_options_that_do_not_go_together_with_it_are_refused(whisper, arguments, words):
+def test_options_that_do_not_go_together_with_it_are_refused(tiny_whisper, arguments, words):
     with pytest.raises(AiakqError, match=words):
-        LLM(str(whisper), device="cpu", **arguments)
+        LLM(str(tiny_whisper), device="cpu", **arguments)
 
 
-def test_a_gpu_is_refused(whisper):
+def test_a_gpu_is_refused(tiny_whisper):
     from aiakq.arguments.server import engine_arguments
     from aiakq.runtime.config.speech import SpeechConfig
 
-    args, raw = engine_arguments({"model": str(whisper)}), {"architectures": ["WhisperForConditionalGeneration"]}
+    args, raw = engine_arguments({"model": str(tiny_whisper)}), {"architectures": ["WhisperForConditionalGeneration"]}
     with pytest.raises(AiakqError, match="on a GPU"):
-        SpeechConfig.from_args(args, Path(whisper), raw, 320, "cuda")
+        SpeechConfig.from_args(args, Path(tiny_whisper), raw, 320, "cuda")
 
 
 def test_task_transcription_needs_such_a_model(tiny_model):
@@ -183,11 +183,11 @@ def test_task_transcription_needs_such_a_model(tiny_model):
         LLM(str(tiny_model("LlamaForCausalLM")), device="cpu", task="transcription")
 
 
-def test_an_unknown_key_is_refused(whisper, tmp_path):
+def test_an_unknown_key_is_refused(tiny_whisper, tmp_path):
     import json
     import shutil
 
-    folder = Path(shutil.copytree(whisper, tmp_path / "other"))
+    folder = Path(shutil.copytree(tiny_whisper, tmp_path / "other"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "encoder_window": 8}))
     with pytest.raises(AiakqError, match="encoder_window"):
