@@ -266,7 +266,7 @@ def routes_page() -> str:
         "A field that is absent or null has its default. Those of sampling parameters may be changed by the model's",
         "generation_config.json.",
     ]
-    models = [(route, model) for route in routes for model in route.request]
+    models = [(route, model) for route in routes for model in (*route.request, *([route.form] if route.form else ()))]
     fields = {model: request_fields(model) for _, model in models}
     generating = [fields[model] for _, model in models if issubclass(model, GenerationRequest)]
     shared = {name: field for name, field in generating[0].items() if all(field == own.get(name) for own in generating)}

@@ -202,6 +202,14 @@ def byte_tokenizer() -> Any:
     return _byte_tokenizer()
 
 
+@pytest.fixture(scope="session")
+def tiny_whisper(tmp_path_factory) -> Path:
+    """The folder of a small random Whisper."""
+    from speech_models import save_whisper
+
+    return save_whisper(tmp_path_factory.mktemp("whisper"), _byte_tokenizer())
+
+
 def _byte_tokenizer() -> Any:
     """A tokenizer of single bytes with three special tokens, which needs no file."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

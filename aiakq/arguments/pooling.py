@@ -12,11 +12,11 @@ from aiakq.arguments.argument import argument
 class PoolingArguments:
     """The task of the model, and how it pools prompts if it does not generate text."""
 
-    task: Literal["auto", "generate", "embed", "embedding", "classify", "score", "reward"] = argument(
+    task: Literal["auto", "generate", "embed", "embedding", "classify", "score", "reward", "transcription"] = argument(
         "auto",
         "Task of the model. generate: text generation; embed (or embedding): an embedding per text; classify: "
-        "probabilities of labels; score: one score per pair of texts; reward: a reward per token. auto: according to "
-        "the model's files.",
+        "probabilities of labels; score: one score per pair of texts; reward: a reward per token; transcription: the "
+        "text of audio. auto: according to the model's files.",
     )
     runner: Literal["auto", "generate", "pooling"] = argument(
         "auto",

@@ -127,6 +127,10 @@ CONNECTION_ERRORS = {
     "unsupported_media_type": ErrorKind(
         "Request bodies must be JSON.", "Send Content-Type: application/json.", USAGE, 415
     ),
+    "form_expected": ErrorKind(
+        "The request body of this route is a form.", "Send Content-Type: multipart/form-data.", USAGE, 415
+    ),
+    "form_malformed": ErrorKind("The request body is no valid form: {reason}.", "", USAGE),
     "read_timeout": ErrorKind("The request's {part} did not arrive within {limit:g} s.", "Send it faster.", USAGE, 408),
     "too_many_connections": ErrorKind(
         "There are too many connections: at most {limit} {scope}.",
@@ -151,7 +155,7 @@ REQUEST_ERRORS = {
     "unsupported_parameter": ErrorKind("{param} is not supported: {reason}.", "", USAGE),
     "media_refused": ErrorKind("{param} cannot be read: {reason}.", "", USAGE),
     "media_failed": ErrorKind(
-        "An image of the request cannot be encoded: {reason}.",
+        "An image or the audio of the request cannot be encoded: {reason}.",
         "The files of the model may not belong together; its text is read.",
         BUG,
         500,
@@ -159,6 +163,12 @@ REQUEST_ERRORS = {
     ),
     "no_pillow": ErrorKind(
         "Images cannot be read, because Pillow is not installed.", "pip install 'aiakq[images]'", ENVIRONMENT, 501
+    ),
+    "no_soundfile": ErrorKind(
+        "Audio cannot be read, because soundfile, soxr or python-multipart is not installed.",
+        "pip install 'aiakq[audio]'",
+        ENVIRONMENT,
+        501,
     ),
     "grammar_not_enforceable": ErrorKind("{param} cannot be enforced: {reason}.", "", USAGE),
     "grammar_failed": ErrorKind(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 TEXT_PREFIXES = ("model.language_model.", "language_model.", "model.text_model.")
 #: Prefix of the vision tower beside a language model without such a prefix (Qwen2-VL).
 _TOWER = "visual."
+#: model_type -> prefix of the encoder beside the decoder of a model with cross-attention.
+_ENCODERS = {"whisper": "model.encoder."}
 #: Names of the module around all of a model but its head, which files written without the head leave out.
 _BASES = ("model.", "transformer.", "backbone.")
 
@@ -24,8 +26,11 @@ def spellings(name: str) -> tuple[str, ...]:
 
 def beside_text(names: Iterable[str], config: Mapping[str, object]) -> frozenset[str]:
     """Return those of ``names`` that are not part of the language model of a multimodal checkpoint with this
-    config.json; none for other checkpoints."""
+    config.json, or of the decoder beside an encoder; none for other checkpoints."""
     every = list(names)
+    encoder = _ENCODERS.get(str(config.get("model_type")))
+    if encoder is not None:
+        return frozenset(name for name in every if name.startswith(encoder))
     text = tuple(prefix for prefix in TEXT_PREFIXES if any(name.startswith(prefix) for name in every))
     if text:
         return frozenset(name for name in every if not name.startswith((*text, "lm_head.")))

@@ -26,6 +26,7 @@ from aiakq.runtime.protocol.request import Prompt as TokenizedPrompt
 from aiakq.runtime.protocol.request import Request, RequestOptions
 from aiakq.runtime.protocol.request_output import RequestOutput
 from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.speech.offline import OfflineSpeech, TranscriptionMethods
 from aiakq.runtime.text.message_parts import images_in
 from aiakq.runtime.text.output_processor import OutputProcessor, truncated
 from aiakq.runtime.text.tokenizer import is_panic
@@ -34,7 +35,7 @@ Result = TypeVar("Result")
 _Encoded = TypeVar("_Encoded")
 
 
-class LLM(PoolingMethods):
+class LLM(PoolingMethods, TranscriptionMethods):
     """A loaded model. ``LLM(model="folder", **arguments)``; the arguments are those of docs/arguments.md.
 
     Raises AiakqError for a model or an argument that cannot be used.
@@ -60,6 +61,7 @@ class LLM(PoolingMethods):
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._adapters = CheckedAdapters(self.engine.limits.adapters)
         self._images = OfflineImages(self.config, self.engine.limits.media, self.tokenizer)
+        self._speech = OfflineSpeech(self.config, self.engine.limits)
         self._ids = itertools.count()
 
     def get_tokenizer(self) -> Any:
@@ -97,10 +99,13 @@ class LLM(PoolingMethods):
         If ``max_tokens`` exceeds the context, the text ends there with finish_reason "length".
         Raises AiakqError (also a ValueError) for an invalid prompt, before anything is generated.
         """
-        self.engine.limits.check_generates()
+        if self.config.speech is None:
+            self.engine.limits.check_generates()
         listed = listed_prompts(prompts if prompts is not None else prompt_token_ids)
         params, options = self._params_for(listed, sampling_params), self._options(listed, priority, lora_request)
         read = [self._read(prompt, f"prompts[{number}]") for number, prompt in enumerate(listed)]
+        if self.config.speech is not None:
+            options = [self._speech.with_rules(*each) for each in zip(read, options, strict=True)]
         return self._run(self._requests(read, params, options), RequestOutputBuilder, use_tqdm)
 
     def _pooling_limits(self) -> PoolingLimits:
@@ -221,7 +226,9 @@ class LLM(PoolingMethods):
             text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
             if ids is None:
                 assert text is not None, "listed_prompts has checked it"
-                ids = self._encoded(text)
+                ids = self._encoded(text) if self.config.speech is None else self._without_special_tokens(text)
+            if self.config.speech is not None:
+                return self._speech.prompt(prompt, list(ids), place)
             if images := images_of(prompt, place):
                 return self._images.add(text, list(ids), images, f"{place}.prompt")
             return TokenizedPrompt(text, list(ids))
@@ -234,6 +241,14 @@ class LLM(PoolingMethods):
         images, token = self._images.in_conversation(images_in(messages))
         text, ids = self._tokenized(self.tokenizer.chat_tokens, messages, *arguments, token)
         return self._images.add(text, ids, images, "messages") if images else TokenizedPrompt(text, ids)
+
+    def _new_request(self, prompt: TokenizedPrompt, params: SamplingParams, options: RequestOptions) -> Request:
+        """See TranscriptionMethods."""
+        return Request(str(next(self._ids)), [prompt], params, options, within_context=True)
+
+    def _without_special_tokens(self, prompt: str) -> list[int]:
+        """Tokenize a text that has all special tokens in it."""
+        return self._tokenized(self.tokenizer.encode, prompt, False)
 
     def _encoded(self, prompt: str) -> list[int]:
         return self._tokenized(self.tokenizer.encode, prompt)

@@ -68,7 +68,7 @@ def _warnings(text: TextClient, model: ModelInfo) -> Iterator[str]:
     """Yield what operators should know about the model's files. Raises ``template_loses_users``."""
     if warning := _vocabulary_warning(text, model.limits.vocab_size):
         yield warning
-    if not model.limits.generates:
+    if not model.limits.generates or model.limits.speech is not None:
         return
     if text.tokenizer.has_text and not text.has_template:
         yield "The model has no chat template: chat requests are refused. --chat-template FILE gives it one."
@@ -140,7 +140,7 @@ async def _load_engines_and_tokenizer(
             await text.spawn()
         known = await configured
         start_time = time.monotonic()
-        await text.load(known.tokenizer, known.images)
+        await text.load(known.tokenizer, known.images, known.speech)
         facts = text.loaded.facts
         parsers.message_format(
             text.loaded.tools_template, facts.takes_tools

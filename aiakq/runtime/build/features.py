@@ -33,6 +33,7 @@ EXECUTOR_PARTS: Registry[Callable[[EngineConfig, Model, bool], ExecutorPart | No
         "lora": "aiakq.runtime.lora.parts:new_part",
         "multimodal": "aiakq.runtime.multimodal.parts:new_part",
         "pooling": "aiakq.runtime.pooling.parts:new_part",
+        "speech": "aiakq.runtime.speech.parts:new_part",
         "structured": "aiakq.runtime.structured.executor_part:new_part",
     },
 )

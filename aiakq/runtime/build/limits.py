@@ -11,6 +11,7 @@ from aiakq.runtime.models.interface import Model
 from aiakq.runtime.multimodal.parts import media_limits
 from aiakq.runtime.protocol.limits import AdapterLimits, ModelLimits
 from aiakq.runtime.protocol.pooling_params import PoolingLimits
+from aiakq.runtime.protocol.transcripts import SpeechLimits
 
 
 def bounds_of(config: EngineConfig, max_kv_tokens: int) -> Bounds:
@@ -36,6 +37,7 @@ def limits_of(config: EngineConfig, model: Model, max_kv_tokens: int) -> ModelLi
         adapters=_adapter_limits(config, model),
         media=media_limits(config, model),
         short_context=config.model.short_context,
+        speech=None if config.speech is None else SpeechLimits(config.speech.num_states),
     )
 
 

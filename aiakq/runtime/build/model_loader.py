@@ -58,7 +58,8 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
         reason = "it cannot be distributed by layers, because it builds all of them"
         raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
     model.adapters = weights.adapters
-    return model, _describe(weights, reads_images=not media_limits(config, model).refusal)
+    facts = _describe(weights, not media_limits(config, model).refusal, config.speech is not None)
+    return model, facts
 
 
 def _load_through_transformers(config: EngineConfig, share: ModelShare) -> tuple[Model, dict[str, str]]:
@@ -83,10 +84,10 @@ def _load_through_transformers(config: EngineConfig, share: ModelShare) -> tuple
     return load_transformers_model(config)
 
 
-def _describe(weights: CheckpointWeights | DummyWeights, reads_images: bool) -> dict[str, str]:
+def _describe(weights: CheckpointWeights | DummyWeights, reads_images: bool, reads_audio: bool) -> dict[str, str]:
     """Return rows of the start-up table about the implementations of the operations of a model.
 
-    reads_images  whether its encoder of images is loaded, too.
+    reads_images, reads_audio  whether its encoder of images or audio is loaded, too.
     """
     facts = describe_operations(weights.ops)
     if isinstance(weights.ops, ShardedOps):
@@ -96,7 +97,7 @@ def _describe(weights: CheckpointWeights | DummyWeights, reads_images: bool) -> 
     decoded = weights.decoded_remarks if isinstance(weights, CheckpointWeights) else []
     facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks, *decoded])
     if isinstance(weights, CheckpointWeights) and weights.checkpoint.beside_text:
-        facts["model part"] = describe_model_part(weights.checkpoint.beside_text, reads_images)
+        facts["model part"] = describe_model_part(weights.checkpoint.beside_text, reads_images, reads_audio)
     if isinstance(weights, CheckpointWeights) and weights.left_out:
         facts["left out"] = "; ".join(describe_left_out(weights.left_out))
     return facts

@@ -16,6 +16,7 @@ from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import ExecutorPart
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.multimodal.parts import reserved_bytes as encoder_reserved_bytes
+from aiakq.runtime.speech.parts import reserved_bytes as speech_reserved_bytes
 
 
 def new_runner(
@@ -43,7 +44,7 @@ def fitting_pages(config: EngineConfig, model: Model, draft: Model | None = None
     reserved_bytes = 0
     if model.adapters is not None:
         reserved_bytes = model.adapters.reserved_bytes(config.device.device, config.scheduler.num_stages)
-    reserved_bytes += encoder_reserved_bytes(config, model)
+    reserved_bytes += encoder_reserved_bytes(config, model) + speech_reserved_bytes(config, model)
     return count_pages(config, model, host_ranks, draft_bytes, reserved_bytes)
 
 

@@ -67,6 +67,30 @@ DENSE: dict[str, Family] = {
         fixed={"layer_norm_elementwise_affine": (True,)},
         rotary=False,
     ),
+    # With the spelling of speech.py; sizes of the encoder are checked where it is loaded.
+    "whisper": Family(
+        {
+            "num_key_value_heads": None,
+            "intermediate_size": 1536,
+            "max_position_embeddings": 448,
+            "max_source_positions": 1500,
+            "num_mel_bins": 80,
+            "encoder_layers": 4,
+            "encoder_attention_heads": 6,
+            "encoder_ffn_dim": 1536,
+            "activation_function": "gelu",
+            "scale_embedding": False,
+            "is_encoder_decoder": True,
+            "tie_word_embeddings": True,
+        },
+        fixed={"is_encoder_decoder": (True,)},
+        # Of other models with its encoder, of its training, and of the times of words.
+        unread=frozenset(
+            {"use_weighted_layer_sum", "classifier_proj_size", "apply_spec_augment", "median_filter_width"}
+            | {f"mask_{part}_{key}" for part in ("time", "feature") for key in ("prob", "length", "min_masks")}
+        ),
+        rotary=False,
+    ),
     "gemma": Family(
         llama_keys(
             intermediate_size=24576,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.arguments.server import engine_arguments
+from aiakq.formats.model_folder import first_architecture
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig
@@ -17,6 +18,7 @@ from aiakq.runtime.config.multimodal import MAX_ENCODER_CACHE_TOKENS, Multimodal
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.quantization import check_rotation, check_scales, checked_spec, rounding_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
+from aiakq.runtime.config.speech import GENERATION_KEYS, SpeechConfig, check_task, is_speech
 from aiakq.runtime.pooling.config import PoolingConfig
 from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.spec import QuantSpec
@@ -34,6 +36,7 @@ class EngineConfig:
     pooling        how the model pools prompts; None if it generates text.
     draft          config of the draft model; None without one.
     multimodal     what the model reads besides text; None if nothing.
+    speech         how the model is asked to transcribe audio; None for all other models.
     """
 
     model: ModelConfig
@@ -52,6 +55,7 @@ class EngineConfig:
     pooling: PoolingConfig | None = None
     draft: EngineConfig | None = None
     multimodal: MultimodalConfig | None = None
+    speech: SpeechConfig | None = None
 
     @property
     def architecture(self) -> str:
@@ -73,7 +77,8 @@ class EngineConfig:
         rounding = rounding_spec(load.path, raw, args.quantization)
         spec = rounding or checked_spec(load.path, raw, args.quantization)
         load = replace(load, rounds=rounding is not None)
-        pooling = PoolingConfig.from_args(args, load.path, raw)
+        check_task(args, first_architecture(raw))
+        pooling = None if is_speech(first_architecture(raw)) else PoolingConfig.from_args(args, load.path, raw)
         model = ModelConfig.from_hf(raw if pooling is None else pooling.model_config(raw))
         stated, raw = raw, dict(model.raw)
         max_model_len = length_limit(args, model, None if pooling is None else pooling.max_length)
@@ -88,6 +93,7 @@ class EngineConfig:
         if reads_both_ways:
             cache = replace(cache, enable_prefix_caching=False)  # every token depends on those behind it, too
         on_cpu = device.device.type == "cpu"
+        generation_keys = GENERATION_KEYS if is_speech(model.architecture) else ()
         config = EngineConfig(
             model=model,
             load=load,
@@ -98,13 +104,17 @@ class EngineConfig:
             scheduler=SchedulerConfig.from_args(args, max_model_len, on_cpu, model.is_recurrent, reads_both_ways),
             parallel=ParallelConfig.from_args(args, device.device.type),
             compilation=CompilationConfig.from_args(args),
-            generation=GenerationConfig.from_args(load.path, args, raw, model.vocab_size),
+            generation=GenerationConfig.from_args(load.path, args, raw, model.vocab_size, generation_keys),
             max_model_len=max_model_len,
             fit_model_len=args.max_model_len == "auto",
             max_logprobs=model.vocab_size if args.max_logprobs == -1 else args.max_logprobs,
             pooling=pooling,
         )
-        if pooling is None:
+        speech = SpeechConfig.from_args(args, load.path, stated, model.vocab_size, device.device.type)
+        if speech is not None:
+            tokens = speech.cache_tokens(config.scheduler.max_num_seqs)
+            config = replace(config, speech=speech, scheduler=replace(config.scheduler, encoder_cache_tokens=tokens))
+        elif pooling is None:
             speculation = config.scheduler.speculation
             has_draft_model = speculation is not None and speculation.model is not None
             multimodal = MultimodalConfig.from_args(args, str(load.path), stated, has_draft_model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -236,8 +236,15 @@ class GenerationConfig:
     remark: str = ""
 
     @staticmethod
-    def from_args(folder: Path, args: EngineArguments, raw: Mapping[str, object], vocab_size: int) -> GenerationConfig:
-        """Create it from the model folder, --generation-config and its override; ``raw`` is config.json.
+    def from_args(
+        folder: Path,
+        args: EngineArguments,
+        raw: Mapping[str, object],
+        vocab_size: int,
+        others: Collection[str] = (),
+    ) -> GenerationConfig:
+        """Create it from the model folder, --generation-config and its override; ``raw`` is config.json, and
+        ``others`` are keys of the file that something else reads.
 
         Logs a warning for end-of-sequence tokens beyond the vocabulary, which are left out. Raises ``bad_option``,
         ``generation_config`` and what reading the files raises.
@@ -249,7 +256,7 @@ class GenerationConfig:
             eos_token_ids = _known_ids("config.json", models_own, vocab_size)
         sampling = {name: values[name] for name in SAMPLING if name in values}
         grammars = GrammarDefaults.from_args(args.structured_outputs_config or {})
-        unapplied = not_applied(values)
+        unapplied = not_applied({key: value for key, value in values.items() if key not in others})
         remark = describe(unapplied) if unapplied else ""
         return GenerationConfig(eos_token_ids, sampling, values.get("max_new_tokens"), grammars, remark)
 

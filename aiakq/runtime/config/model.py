@@ -21,6 +21,7 @@ from aiakq.runtime.config.gemma4 import cache_sources, heads_of_layers
 from aiakq.runtime.config.known_keys import check_keys, completed, with_floats
 from aiakq.runtime.config.layer_keys import with_layers
 from aiakq.runtime.config.rope import GridRope, check_even, is_nested, longest_context, rope_parameters, rotated_layers
+from aiakq.runtime.config.speech import decoder_config, is_speech
 from aiakq.runtime.config.text_part import text_part
 
 #: Maximum number of layers, ten times more than any model has: an untrusted config must not exhaust memory.
@@ -138,6 +139,8 @@ class ModelConfig:
             base = encoder_of(first_architecture(config))
             if base is not None:
                 return _encoder_config(encoder_config(config, base), base)
+            if is_speech(first_architecture(config)):
+                config = decoder_config(config)
             return _model_config(completed(config, first_architecture(config)))
         except (
             TypeError,

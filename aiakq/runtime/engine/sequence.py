@@ -70,7 +70,7 @@ class Sequence:
         self._repetition = sampling.repetition_detection
         # Of most sequences there are none: not even a comprehension runs.
         media = self.spec.media
-        self._media_starts = [(item.first, item.key) for item in media] if media else []
+        self._media_starts = [(item.first, item.key) for item in media if item.places] if media else []
         self.whole_runs = [place for item in media if item.is_whole for place in item.places] if media else []
         # The keys and values of the last token are never needed.
         self.num_needed_tokens = self.num_prompt + max(self.spec.max_tokens - 1, 0)

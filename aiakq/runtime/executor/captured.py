@@ -17,6 +17,7 @@ from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.models.encoders.encoder import EncoderModel
 from aiakq.runtime.models.interface import Model, ModelInput, StageOutput
+from aiakq.runtime.models.whisper import CrossDecoder
 
 #: Operations that not every implementation computes in a way that can be recorded -> those that do, by device. Products
 #: of LoRA need their rows, which differ in every step, from a table.
@@ -66,6 +67,8 @@ def _captured(
         return None, "the model runs through transformers"
     if isinstance(model, EncoderModel):
         return None, "attention over whole texts is computed by torch"
+    if isinstance(model, CrossDecoder):
+        return None, "each sequence reads the states of an encoder of its own"
     device = model.ops.device
     for operation, implementations in RECORDED.items():
         if unsupported := model.ops.selected(operation) - implementations.get(device.type, set()):

@@ -23,6 +23,7 @@ from aiakq.runtime.executor.row_transforms import (
     Processors,
     RowTransform,
 )
+from aiakq.runtime.executor.transcript_tokens import TranscriptTokens
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.sampling_params import LogitsProcessor
 
@@ -31,6 +32,7 @@ ROW_TRANSFORMS: Registry[Callable[[RequestSpec], RowTransform | None]] = Registr
 
 #: In the order in which they are applied, after logits processors.
 TRANSFORMS: tuple[Callable[[RequestSpec], RowTransform | None], ...] = (
+    TranscriptTokens.of,
     AllowedTokens.of,
     LogitBias.of,
     BadWords.of,

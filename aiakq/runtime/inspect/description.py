@@ -119,8 +119,10 @@ def support(architecture: str, refusal: Callable[[], str | None]) -> str:
     return "through transformers (--model-impl transformers)" if reason is None else f"not served: {reason}"
 
 
-def describe_model_part(beside_text: Collection[str], reads_images: bool) -> str:
+def describe_model_part(beside_text: Collection[str], reads_images: bool, reads_audio: bool = False) -> str:
     """Return a line about a multimodal checkpoint for the start-up table."""
+    if reads_audio:
+        return f"audio: {len(beside_text)} tensors encode it"
     parts = ", ".join(sorted({name.removeprefix("model.").partition(".")[0] for name in beside_text}))
     if reads_images:
         return f"text and images: {len(beside_text)} tensors of {parts} encode images"

@@ -90,13 +90,20 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
     },
 )
 
+#: Architecture of a model with an encoder of audio -> module that builds its decoder.
+TRANSCRIBERS: Registry[FamilyModule] = Registry(
+    "aiakq.transcribers", {"WhisperForConditionalGeneration": "aiakq.runtime.models.whisper"}
+)
+
 #: All families, those of plugins included, for error messages.
 FAMILIES = ", ".join(sorted(name.removesuffix("ForCausalLM") for name in ARCHITECTURES))
 
 
 def is_native(architecture: str) -> bool:
-    """Whether aiakq computes ``architecture`` itself: a decoder, or an encoder without its head."""
-    return architecture in ARCHITECTURES or architecture in ENCODERS
+    """Whether aiakq computes ``architecture`` itself: a decoder, also one beside an encoder, or an encoder without its
+    head.
+    """
+    return architecture in ARCHITECTURES or architecture in ENCODERS or architecture in TRANSCRIBERS
 
 
 def unused_tensors(architecture: str) -> tuple[str, ...]:
@@ -106,4 +113,5 @@ def unused_tensors(architecture: str) -> tuple[str, ...]:
 
 def family_module(architecture: str) -> FamilyModule:
     """Return the module that builds ``architecture``. Raises KeyError for one that is not native, and ``plugin``."""
-    return (ENCODERS if architecture in ENCODERS else ARCHITECTURES).load(architecture)
+    registry = next((each for each in (ENCODERS, TRANSCRIBERS) if architecture in each), ARCHITECTURES)
+    return registry.load(architecture)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from aiakq.formats.checkpoint import Checkpoint
 
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
 def open_encoder(config: EngineConfig) -> Checkpoint:
     """Return the checkpoint of a multimodal model; ``beside_text`` are the tensors of its encoder."""
     assert config.multimodal is not None
-    return Checkpoint.open(
-        config.load.path, config.load.weights, config.load.ignore_patterns, dict(config.multimodal.raw)
-    )
+    return open_with_config(config, config.multimodal.raw)
+
+
+def open_with_config(config: EngineConfig, raw: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint of a model with the whole config.json ``raw``."""
+    return Checkpoint.open(config.load.path, config.load.weights, config.load.ignore_patterns, dict(raw))
 
 
 def encoder_refusal(config: EngineConfig) -> str:
@@ -38,7 +42,15 @@ def encoder_refusal(config: EngineConfig) -> str:
 
 def encoder_bytes(config: EngineConfig) -> int:
     """Return the bytes of the encoder in the activation dtype."""
-    checkpoint = open_encoder(config)
+    assert config.multimodal is not None
+    return bytes_beside_text(config, config.multimodal.raw)
+
+
+def bytes_beside_text(config: EngineConfig, raw: Mapping[str, Any]) -> int:
+    """Return the bytes, in the activation dtype, of what is beside the language model in a checkpoint with config.json
+    ``raw``.
+    """
+    checkpoint = open_with_config(config, raw)
     try:
         elements = sum(math.prod(checkpoint.inventory[name].shape) for name in checkpoint.beside_text)
         return elements * config.device.dtype.itemsize

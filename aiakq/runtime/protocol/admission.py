@@ -43,7 +43,9 @@ def admit(
     _check_ids_of_parameters(params, bad_word_ids, limits.vocab_size)
     _check_priority(options.priority, limits)
     _check_logprobs(params, limits)
-    if media:
+    if limits.speech is not None:
+        limits.speech.check(media)
+    elif media:
         limits.media.check(media, len(prompt_token_ids))
     longest = min(limits.max_model_len, limits.max_kv_tokens)
     max_new_tokens = longest - len(prompt_token_ids)
@@ -58,7 +60,7 @@ def admit(
     if max_new_tokens < max(0 if params.max_tokens == 0 else 1, max_tokens):
         wanted = max(int(limits.generates), max_tokens)
         param = "max_tokens" if max_new_tokens > 0 else "prompt"
-        raise limits.too_long(param, len(prompt_token_ids), wanted, has_images=bool(media))
+        raise limits.too_long(param, len(prompt_token_ids), wanted, has_images=any(item.places for item in media))
     return RequestSpec(
         request_id=request_id,
         prompt_token_ids=list(prompt_token_ids),

@@ -10,6 +10,7 @@ from aiakq.runtime.protocol.media import MediaLimits
 from aiakq.runtime.protocol.pooling_params import Pooling, PoolingLimits
 from aiakq.runtime.protocol.request import DEFAULT_OPTIONS, RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.protocol.transcripts import SpeechLimits
 
 #: Of models that read nothing but text.
 TEXT_ONLY = MediaLimits("only text is read")
@@ -49,6 +50,7 @@ class ModelLimits:
     adapters        limits on LoRA adapters; None if LoRA is disabled.
     media           what prompts may have besides text.
     short_context   see ``ModelConfig.short_context``.
+    speech          what a model that transcribes audio accepts; None for all others.
     """
 
     vocab_size: int
@@ -63,16 +65,18 @@ class ModelLimits:
     adapters: AdapterLimits | None = None
     media: MediaLimits = TEXT_ONLY
     short_context: int | None = None
+    speech: SpeechLimits | None = None
 
     @property
     def generates(self) -> bool:
-        """Whether the model generates text; else it pools prompts."""
+        """Whether the model generates text, also of audio; else it pools prompts."""
         return self.pooling is None
 
     def check_task(self, request: RequestOptions, prompt_token_ids: list[int]) -> None:
         """Raise ``task_mismatch`` for a request of another kind, ``value_out_of_range`` for too many pooled rows."""
         if request.pooling is None:
-            self.check_generates()
+            if self.speech is None:
+                self.check_generates()
         else:
             self.pools().check_rows(request.pooling.num_rows(prompt_token_ids), "prompt")
 
@@ -85,21 +89,29 @@ class ModelLimits:
 
     @property
     def task(self) -> str:
-        """The model's task: generate, embed, classify, score or reward."""
+        """The model's task: generate, transcription, embed, classify, score or reward."""
+        if self.speech is not None:
+            return "transcription"
         return "generate" if self.pooling is None else self.pooling.task
 
     def check_generates(self) -> None:
-        """Raise ``task_mismatch`` if the model pools prompts instead of generating text."""
-        if not self.generates:
+        """Raise ``task_mismatch`` if the model pools prompts or transcribes audio instead of continuing text."""
+        if self.task != "generate":
             raise error("task_mismatch", task=self.task, wanted="continue texts", needed="generate")
 
     def pools(self) -> PoolingLimits:
         """Return how prompts are pooled. Raises ``task_mismatch`` for a model that generates text."""
         if self.pooling is None:
             raise error(
-                "task_mismatch", task="generate", wanted="return embeddings or scores", needed="embed or classify"
+                "task_mismatch", task=self.task, wanted="return embeddings or scores", needed="embed or classify"
             )
         return self.pooling
+
+    def transcribes(self) -> SpeechLimits:
+        """Return what is accepted besides text. Raises ``task_mismatch`` for a model that does not transcribe."""
+        if self.speech is None:
+            raise error("task_mismatch", task=self.task, wanted="transcribe audio", needed="transcription")
+        return self.speech
 
     def too_long(self, param: str, prompt: int | str, wanted: int, has_images: bool = False) -> AiakqError:
         """Return the error for a prompt of ``prompt`` tokens, with ``wanted`` tokens to generate, none for pooling."""

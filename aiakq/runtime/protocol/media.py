@@ -1,4 +1,5 @@
-"""Media of a prompt: images, whose embeddings take the place of those of some of its tokens.
+"""Media of a prompt: images, whose embeddings take the place of those of some of its tokens, or the audio that all of
+its tokens read.
 
 A ``MediaItem`` is made where the prompt is tokenized; the engine schedules by its key and places, and only an executor
 reads its tensors.
@@ -14,7 +15,7 @@ import msgspec
 
 from aiakq.errors import error
 
-MediaKind = Literal["image"]
+MediaKind = Literal["image", "audio"]
 #: Default of --limit-mm-per-prompt, as in vLLM.
 MAX_ITEMS = 999
 
@@ -44,7 +45,7 @@ class TensorRecord(msgspec.Struct, frozen=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """One image of a prompt, preprocessed.
+    """One image of a prompt, or its audio, preprocessed.
 
     key      hash of everything that its embeddings depend on; see ``media_key``.
     places   (first token, number of tokens) of the runs of prompt tokens that its embeddings replace, ascending. Tokens
@@ -53,6 +54,7 @@ class MediaItem(msgspec.Struct, frozen=True):
     grid     rows and columns of the tokens that it replaces, if their positions depend on them (M-RoPE); else None.
     is_whole  whether the tokens of a run attend to each other in both directions, so that a step computes all of them
              that are not cached.
+    num_states  states of an encoder that all tokens read by cross-attention; then it has no places.
     """
 
     kind: MediaKind
@@ -61,6 +63,7 @@ class MediaItem(msgspec.Struct, frozen=True):
     tensors: dict[str, TensorRecord]
     grid: tuple[int, int] | None = None
     is_whole: bool = False
+    num_states: int = 0
 
     @property
     def first(self) -> int:
@@ -75,8 +78,8 @@ class MediaItem(msgspec.Struct, frozen=True):
 
     @property
     def num_embeddings(self) -> int:
-        """The number of tokens that it replaces."""
-        return sum(count for _, count in self.places)
+        """The number of tokens that it replaces, or of states that all tokens read."""
+        return self.num_states or sum(count for _, count in self.places)
 
     @property
     def num_bytes(self) -> int:

@@ -18,6 +18,7 @@ from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.protocol.pooling_params import Pooling
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.thought_budget import ThoughtBudget
+from aiakq.runtime.protocol.transcripts import TranscriptRules
 
 PRIORITY = Constraint(type=int, low=-(2**31), high=2**31 - 1, expected="a 32-bit integer")
 
@@ -31,6 +32,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     client      client that the request belongs to; steps are shared between clients (``StepBuilder``).
     pooling     how prompts are pooled, for requests that generate nothing.
     adapter     LoRA adapter; validated by ``runtime.lora.requests``.
+    rules       which tokens a transcript may have; None for other texts.
     """
 
     priority: int = 0
@@ -38,6 +40,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     client: str = ""
     pooling: Pooling | None = None
     adapter: AdapterRef | None = None
+    rules: TranscriptRules | None = None
 
     @property
     def page_scope(self) -> dict[str, str]:
@@ -57,7 +60,7 @@ DEFAULT_OPTIONS = RequestOptions()
 class Prompt:
     """One tokenized prompt. ``text`` is None when the client sent token ids; ``thought`` is the budget behind it.
 
-    media        its images, in order.
+    media        its images, in order, or its audio.
     second_text  index of the first token of the second text of a pair; 0: there is none, or no segment of its own.
     """
 
@@ -105,7 +108,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     grammar          grammar that the generated text has to match.
     thought          the longest thought, and how it is ended.
     group            the same for all sequences of a request, and for no other request; "" if it has only one.
-    media            images of the prompt, in order.
+    media            images of the prompt, in order, or its audio.
     is_short         whether prompt and output fit in the original context of a model with LongRoPE, which rotates the
                      queries and keys of such texts by other angles.
     second_text      see ``Prompt``.
@@ -129,4 +132,5 @@ class RequestSpec(msgspec.Struct, frozen=True):
     @property
     def page_scope(self) -> dict[str, str]:
         """What sequences must have in common to share pages, by kind."""
-        return {**self.options.page_scope, "context": "short" if self.is_short else ""}
+        heard = self.media[0].key if self.media and self.media[0].num_states else ""
+        return {**self.options.page_scope, "context": "short" if self.is_short else "", "audio": heard}

@@ -25,6 +25,8 @@ GRAMMAR_FAILED = "its grammar cannot be followed any further"
 ADAPTER_FAILED = "its adapter cannot be loaded"
 #: Prefix of the ``error`` of a sequence with an image that could not be encoded.
 MEDIA_FAILED = "its image cannot be encoded"
+#: Prefix of the ``error`` of a sequence with audio that could not be encoded.
+AUDIO_FAILED = "its audio cannot be encoded"
 
 
 class NewSequence(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import math
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -36,6 +37,10 @@ _RETRIED_ERRORS = ("overloaded", "engine_restarting")
 _RETRY_SECONDS = 0.05
 
 Payload = TypeVar("Payload", bound=RequestModel)
+
+
+#: Reads a body of up to so many bytes, and JSON values.
+BodyReader = Callable[[HTTPRequest, int, int], Awaitable[bytes]]
 
 
 class ResultBuilder(Protocol):
@@ -123,13 +128,15 @@ class Execution:
         self._tracker.finish(reason, failure)
 
 
-async def answer(service: Service, request: HTTPRequest, builder: ResultBuilder) -> Response:
-    """Execute an HTTP request, and return the response that ``builder`` builds."""
+async def answer(
+    service: Service, request: HTTPRequest, builder: ResultBuilder, read: BodyReader = read_body
+) -> Response:
+    """Execute an HTTP request, and return the response that ``builder`` builds of the body that ``read`` returns."""
     execution = Execution(service, request)
     try:
         service.state.check_available()
         with execution.record.phase("read_body"):
-            body = await read_body(request, service.max_body_bytes, service.max_values)
+            body = await read(request, service.max_body_bytes, service.max_values)
         return await cancel_on_disconnect(request, builder.respond(execution, body))
     except (ClientDisconnected, ClientDisconnect):
         execution.finish("abort")

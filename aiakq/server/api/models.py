@@ -17,7 +17,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """One served name, with the model's limits and default sampling values.
 
     parent            for an adapter: name of its base model.
-    input_modalities  what prompts may have: text, and image if it reads them.
+    input_modalities  what prompts may have: text, and image if it reads them; audio for a model that transcribes.
     """
 
     id: str
@@ -28,7 +28,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int
     vocab_size: int
-    input_modalities: list[Literal["text", "image"]]
+    input_modalities: list[Literal["text", "image", "audio"]]
     default_sampling: dict[str, Any]
 
 
@@ -60,9 +60,15 @@ def _model_card(service: Service, name: str) -> ModelCard:
         parent=None if adapter is None else service.model.adapters.base(name),
         max_model_len=service.model.limits.max_model_len,
         vocab_size=service.model.limits.vocab_size,
-        input_modalities=["text", "image"] if service.max_images else ["text"],
+        input_modalities=_modalities(service),
         default_sampling=dict(service.model.default_sampling),
     )
+
+
+def _modalities(service: Service) -> list[Literal["text", "image", "audio"]]:
+    if service.model.limits.speech is not None:
+        return ["audio"]
+    return ["text", "image"] if service.max_images else ["text"]
 
 
 ROUTES = (

@@ -86,6 +86,11 @@ def _operation(
         ]
     if needs_key:
         operation["security"] = [{"key": []}]
+    if route.form is not None:
+        schema = resolve_limits(request_schema(route.form), model)
+        schema["properties"]["file"] = {"description": "The file.", "type": "string", "contentMediaType": "audio/*"}
+        schema["required"] = ["file"]
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
     if route.request:
         bodies = [resolve_limits(request_schema(request), model) for request in route.request]
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
@@ -234,6 +239,6 @@ def _error_responses(route: Route, references: dict[object, Schema], needs_key: 
 
 def error_ids(route: Route, needs_key: bool) -> tuple[str, ...]:
     """Return the ids of all errors that a route can return."""
-    body = BODY_ERRORS if route.request else ()
+    body = BODY_ERRORS if route.request or route.form is not None else ()
     keys = (*(ADMIN_ERRORS if route.administrates else ()), *(KEY_ERRORS if needs_key else ()))
     return tuple(dict.fromkeys((*COMMON_ERRORS, *body, *route.errors, *keys)))

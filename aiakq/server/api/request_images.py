@@ -56,6 +56,13 @@ class RequestImages:
             return await self._urls.fetch(source.url, source.param)
 
 
+def hold_bytes(num_bytes: int, param: str) -> None:
+    """Count bytes of media of the current request, in place of those that counted before. Raises as
+    ``ImageBytes.hold``.
+    """
+    _hold(num_bytes, param)
+
+
 def hold_pixels(media: Sequence[MediaItem]) -> None:
     """Count the pixels of the current request, whose files are not needed any more. Raises as ``ImageBytes.hold``."""
     _hold(sum(item.num_bytes for item in media), "messages")

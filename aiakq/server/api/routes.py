@@ -41,6 +41,7 @@ ROUTE_MODULES: Registry[RouteModule] = Registry(
         "messages": "aiakq.server.api.messages.routes",
         "embeddings": "aiakq.server.api.pooling.embeddings",
         "scores": "aiakq.server.api.pooling.scores",
+        "transcriptions": "aiakq.server.api.transcriptions",
         "models": "aiakq.server.api.models",
         "tokenization": "aiakq.server.api.tokenization",
         "status": "aiakq.server.api.status",
@@ -78,6 +79,7 @@ class Route:
     handler        function of the service and the request; its docstring is the description of the route.
     tag            group of routes it belongs to.
     request        model of the JSON body, or several alternatives.
+    form           model of the fields of a form with a file, in place of a JSON body.
     body_required  whether there must be a body, if there is a request model.
     response       body of status 200: a ``msgspec.Struct``, a media type like "text/plain" ("application/json" is any
                    object), or None for an empty body.
@@ -97,6 +99,7 @@ class Route:
     handler: Handler
     tag: str
     request: tuple[type[RequestModel], ...] = ()
+    form: type[RequestModel] | None = None
     body_required: bool = True
     response: type[msgspec.Struct] | str | None = None
     description: str = "Empty."

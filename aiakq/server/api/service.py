@@ -11,7 +11,13 @@ from functools import cached_property
 from aiakq.errors import AiakqError
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.renderer import Renderer
-from aiakq.server.api.service_options import MIN_BODY_BYTES, MIN_IMAGE_BODY_BYTES, MIN_TOTAL_IMAGE_BYTES, ServiceOptions
+from aiakq.server.api.service_options import (
+    MIN_AUDIO_BODY_BYTES,
+    MIN_BODY_BYTES,
+    MIN_IMAGE_BODY_BYTES,
+    MIN_TOTAL_IMAGE_BYTES,
+    ServiceOptions,
+)
 from aiakq.server.errors import copy_error
 from aiakq.server.process.replicas import Requests
 from aiakq.server.process.text_client import TextClient
@@ -83,12 +89,14 @@ class Service:
         """Maximum size of a request body."""
         limits = self.model.limits
         least = MIN_BODY_BYTES if limits.media.refusal else MIN_IMAGE_BODY_BYTES
+        least = least if limits.speech is None else MIN_AUDIO_BODY_BYTES
         return self.options.max_body_bytes or max(least, 8 * limits.max_model_len)
 
     @cached_property
     def max_total_body_bytes(self) -> int:
         """Maximum size of all request bodies and images in memory."""
-        least = 0 if self.model.limits.media.refusal else MIN_TOTAL_IMAGE_BYTES
+        limits = self.model.limits
+        least = 0 if limits.media.refusal and limits.speech is None else MIN_TOTAL_IMAGE_BYTES
         return self.options.max_total_body_bytes or max(least, 32 * self.max_body_bytes)
 
     @property

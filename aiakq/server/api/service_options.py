@@ -13,6 +13,8 @@ from aiakq.server.telemetry.observers import enable_request_log
 MIN_BODY_BYTES = 4 << 20
 #: The same for models that read images, which clients send in base64.
 MIN_IMAGE_BODY_BYTES = 48 << 20
+#: The same for models that transcribe audio.
+MIN_AUDIO_BODY_BYTES = 26 << 20
 #: The same of all bodies and images together, whose pixels take up to 50 MB each.
 MIN_TOTAL_IMAGE_BYTES = 4 << 30
 

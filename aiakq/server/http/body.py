@@ -35,20 +35,10 @@ async def read_body(request: Request, limit: int, num_values: int = 0) -> bytes:
     Raises request_too_large (before reading, if content-length says so), unsupported_encoding,
     unsupported_media_type, and what ``check_values`` and ``check_structure`` raise.
     """
-    if request.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
-        raise error("unsupported_encoding")
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = _media_type(request)
     if media_type not in ("", "application/json") and not re.fullmatch(r"application/[\w.-]+\+json", media_type):
         raise error("unsupported_media_type")
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise error("request_too_large", limit=limit)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise error("request_too_large", limit=limit)
-    body = as_utf8(body)
+    body = as_utf8(await _read_limited(request, limit))
     if len(body) > _SMALL_BYTES:
         # Yield to other tasks between the steps.
         await asyncio.sleep(0)
@@ -58,6 +48,32 @@ async def read_body(request: Request, limit: int, num_values: int = 0) -> bytes:
     if len(body) > _SMALL_BYTES:
         await asyncio.sleep(0)
     return bytes(body)
+
+
+async def read_form(request: Request, limit: int, num_values: int = 0) -> bytes:
+    """Read the whole body of a form; ``num_values`` is of JSON. Raises as ``read_body``, and ``form_expected``."""
+    if _media_type(request) not in ("", "multipart/form-data"):
+        raise error("form_expected")
+    return bytes(await _read_limited(request, limit))
+
+
+def _media_type(request: Request) -> str:
+    """Return the type of a body. Raises ``unsupported_encoding``."""
+    if request.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
+        raise error("unsupported_encoding")
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _read_limited(request: Request, limit: int) -> bytearray:
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise error("request_too_large", limit=limit)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise error("request_too_large", limit=limit)
+    return body
 
 
 def as_utf8(body: bytearray) -> bytearray:

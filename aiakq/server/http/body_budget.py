@@ -102,7 +102,7 @@ class ImageBytes:
         """
         most = self._budget.limit // 2
         if num_bytes > most:
-            reason = f"the images of the request take {num_bytes >> 20} MiB of memory, more than the {most >> 20} MiB "
+            reason = f"the media of the request take {num_bytes >> 20} MiB of memory, more than the {most >> 20} MiB "
             raise error("media_refused", param=param, reason=f"{reason}of a client; see --max-total-body-bytes")
         if num_bytes > self.num_bytes:
             self._budget.reserve(self._client, num_bytes - self.num_bytes)

@@ -94,6 +94,7 @@ def _load(channel: EngineChannel, start: Start) -> Engine:
             sampling=dict(config.generation.sampling),
             files=folder_identity(config.load.path),
             images=config.multimodal,
+            speech=config.speech,
         )
     )
 

@@ -9,6 +9,7 @@ import msgspec
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.runtime.config.multimodal import MultimodalConfig
+from aiakq.runtime.config.speech import SpeechConfig
 from aiakq.runtime.protocol.adapters import AdapterRef
 from aiakq.runtime.protocol.command import Command
 from aiakq.runtime.protocol.grammar import Grammar
@@ -110,6 +111,7 @@ class Configured(msgspec.Struct, tag="configured"):
     sampling  default sampling parameters from the model's generation_config.json.
     files     identity of the files in the model folder, from ``formats.model_folder.folder_identity``.
     images    how it reads images; None if it reads text only.
+    speech    how it transcribes audio; None if it does not.
     """
 
     model: str
@@ -118,6 +120,7 @@ class Configured(msgspec.Struct, tag="configured"):
     sampling: dict[str, Any]
     files: dict[str, tuple[int, int, int, int]]
     images: MultimodalConfig | None = None
+    speech: SpeechConfig | None = None
 
 
 class Loading(msgspec.Struct, tag="loading"):

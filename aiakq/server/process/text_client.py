@@ -16,12 +16,14 @@ import msgspec
 from aiakq.arguments.server import KEY_VARIABLES
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.multimodal import MultimodalConfig
+from aiakq.runtime.config.speech import SpeechConfig
 from aiakq.runtime.protocol.grammar import Grammar, not_enforceable
 from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.vocabulary import end_failure
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer
 from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.server.process.text_messages import (
+    MAX_AUDIO_SECONDS,
     MAX_IMAGE_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
@@ -118,6 +120,11 @@ class TextClient:
         self._short_since: dict[int, float] = {}  # arrival times of unfinished short requests
 
     @property
+    def speech(self) -> SpeechConfig | None:
+        """How the model transcribes audio; None if it does not."""
+        return self._setup.speech
+
+    @property
     def has_template(self) -> bool:
         """Whether conversations can be rendered."""
         return self.loaded.has_template
@@ -139,12 +146,15 @@ class TextClient:
             vocabulary = msgspec.msgpack.decode(self.loaded.vocabulary, type=Vocabulary)
             self.end_failure = end_failure(vocabulary, self.tokenizer, eos_ids)
 
-    async def load(self, source: TokenizerSource, images: MultimodalConfig | None = None) -> None:
-        """Load the tokenizer and probe it; ``images`` says how the model reads images, if it does.
+    async def load(
+        self, source: TokenizerSource, images: MultimodalConfig | None = None, speech: SpeechConfig | None = None
+    ) -> None:
+        """Load the tokenizer and probe it; ``images`` and ``speech`` say how the model reads images and audio, if it
+        does.
 
         Raises the errors of ``TokenizerSource.load``.
         """
-        self._setup.source, self._setup.images = source, images
+        self._setup.source, self._setup.images, self._setup.speech = source, images, speech
         if source.left_out:
             return
         await self.start()
@@ -220,6 +230,8 @@ class TextClient:
             raise error("no_tokenizer")
         if request.images and self.loaded.image_failure is not None:
             raise self.loaded.image_failure.error()
+        if request.audio is not None and self.loaded.audio_failure is not None:
+            raise self.loaded.audio_failure.error()
         if request.messages is not None:
             if not self.loaded.has_template:
                 raise error("no_chat_template")
@@ -230,6 +242,8 @@ class TextClient:
             raise reply.error.error()
         if reply.failure and reply.failed == "image":
             raise error("media_refused", param="messages", reason=f"preprocessing its images failed: {reply.failure}")
+        if reply.failure and reply.failed == "audio":
+            raise error("media_refused", param="file", reason=reply.failure)
         if reply.failure and reply.failed == "template":
             raise error("chat_template", reason=reply.failure)
         if reply.failure:
@@ -349,7 +363,7 @@ class TextClient:
         process, client = self._process, client_of_request.get()
         channel = await self._queue.take(client, is_long, is_alone)
         seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
-        seconds += MAX_IMAGE_SECONDS * len(request.images)
+        seconds += MAX_IMAGE_SECONDS * len(request.images) + MAX_AUDIO_SECONDS * (request.audio is not None)
         exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame))
 
         def on_done(exchange: asyncio.Future[TextReply]) -> None:
@@ -402,4 +416,4 @@ class TextClient:
 
 def _is_long(request: TextRequest, size: int) -> bool:
     """Whether a request may take long: a grammar and images may take seconds, however short they are."""
-    return size > LONG_CHARS or request.grammar is not None or bool(request.images)
+    return size > LONG_CHARS or request.grammar is not None or bool(request.images) or request.audio is not None

@@ -12,6 +12,8 @@ import msgspec
 
 from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.multimodal.processor import ImagePreprocessor
+from aiakq.runtime.speech.audio_files import load_packages
+from aiakq.runtime.speech.features import Spectrogram
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.vocabulary import vocabulary_of
 from aiakq.runtime.text.chat_template import ChatTemplate, template_of
@@ -151,3 +153,17 @@ def load_images(
     for template in templates:
         template.image_token = images.image_token
     return images
+
+
+def load_audio(setup: Setup, loaded: Loaded) -> Spectrogram | None:
+    """Return what makes spectrograms of audio; None for a model that does not read it, and if it cannot be loaded:
+    requests then fail with ``loaded.audio_failure``.
+    """
+    if setup.speech is None:
+        return None
+    try:
+        load_packages()
+        return Spectrogram(setup.speech)
+    except AiakqError as failure:
+        loaded.audio_failure = Failure.of(failure)
+        return None

@@ -8,6 +8,7 @@ import msgspec
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.multimodal import MultimodalConfig
+from aiakq.runtime.config.speech import SpeechConfig
 from aiakq.runtime.protocol.grammar import Grammar
 from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.text.infill import Infill
@@ -21,9 +22,11 @@ WITHOUT_TORCH = "--without-torch"
 MAX_SECONDS = 1.0
 MAX_SECONDS_PER_CHAR = 1e-5
 #: The stages of a request.
-Part = Literal["template", "tokenizer", "grammar", "image"]
+Part = Literal["template", "tokenizer", "grammar", "image", "audio"]
 #: Seconds of CPU time to decode and preprocess an image.
 MAX_IMAGE_SECONDS = 10.0
+#: The same of audio, of up to an hour.
+MAX_AUDIO_SECONDS = 90.0
 
 
 class Setup(msgspec.Struct, tag="setup"):
@@ -36,6 +39,7 @@ class Setup(msgspec.Struct, tag="setup"):
     template_arguments  variables of the template in every conversation that does not set them.
     template_facts   those of a ``Loaded`` before, with which the templates need not be checked again.
     images           how the model reads images; None if it reads text only.
+    speech           how the model reads audio; None if it does not.
     """
 
     source: TokenizerSource
@@ -46,6 +50,7 @@ class Setup(msgspec.Struct, tag="setup"):
     template_arguments: dict[str, object] = {}
     template_facts: list[TemplateFacts | None] = []
     images: MultimodalConfig | None = None
+    speech: SpeechConfig | None = None
 
 
 class Loaded(msgspec.Struct, tag="loaded"):
@@ -66,6 +71,7 @@ class Loaded(msgspec.Struct, tag="loaded"):
     grammar_failure    why there is no vocabulary.
     infill             tokens for fill-in-the-middle, or None if the model does not support it.
     image_failure      why images cannot be preprocessed, although the model reads them; None if they can.
+    audio_failure      the same of audio.
     """
 
     description: str = ""
@@ -83,6 +89,7 @@ class Loaded(msgspec.Struct, tag="loaded"):
     grammar_failure: str = ""
     infill: Infill | None = None
     image_failure: Failure | None = None
+    audio_failure: Failure | None = None
 
     @property
     def facts(self) -> TemplateFacts:
@@ -102,12 +109,26 @@ class ImageFile(msgspec.Struct):
     param: str
 
 
+class Spectrum(msgspec.Struct):
+    """The spectrogram of an audio of ``seconds``.
+
+    data     [num_bins, num_frames] float32.
+    content  the frames that are not padding.
+    """
+
+    data: bytes
+    num_bins: int
+    content: int
+    seconds: float
+
+
 class TextRequest(msgspec.Struct, tag="request"):
     """One request; numbers start at 1.
 
     messages, arguments  conversation to render with these template arguments and tokenize, instead of ``texts``.
     call_syntax          how calls are written if the template has no place for tools.
     images               of the conversation, in order of its parts of type image.
+    audio                the file of an audio, beside ``texts``.
     texts                texts to tokenize.
     pairs                pairs of texts to tokenize instead, each to one list of ids.
     cut_to               number of tokens after which to cut ``texts``, which are returned instead of their ids.
@@ -130,6 +151,7 @@ class TextRequest(msgspec.Struct, tag="request"):
     arguments: dict[str, object] = {}
     call_syntax: CallSyntax = CallSyntax()
     images: list[ImageFile] = []
+    audio: bytes | None = None
     texts: list[str] = []
     pairs: list[tuple[str, str]] = []
     cut_to: int | None = None
@@ -162,6 +184,7 @@ class TextReply(msgspec.Struct, tag="reply"):
     counts     total number of tokens of each text.
     second_texts  index of the second text in each pair, if ``is_whole``; see ``Prompt``.
     media      images of the conversation, preprocessed.
+    spectrum   of the audio.
     dropped    what is not enforced of the relaxed schema, which is the ``text``.
     seconds    CPU time of compiling a grammar.
     num_bytes  memory that the compiled grammar takes.
@@ -175,6 +198,7 @@ class TextReply(msgspec.Struct, tag="reply"):
     token_ids: list[list[int]] = []
     second_texts: list[int] = []
     media: list[MediaItem] = []
+    spectrum: Spectrum | None = None
     ids_json: bytes = b""
     token_texts_json: bytes = b""
     num_chars: int = 0
@@ -214,7 +238,7 @@ def size_of(request: TextRequest) -> int:
     size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
     if request.grammar is not None:
         size += len(request.grammar.text) + len(request.relaxed_schema)
-    size += sum(len(image.data) for image in request.images)
+    size += sum(len(image.data) for image in request.images) + len(request.audio or b"")
     for message in request.messages or ():
         content = message.get("content") or ""
         size += 16 + (len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content))

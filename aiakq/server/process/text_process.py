@@ -31,6 +31,8 @@ import msgspec
 
 from aiakq.errors import AiakqError, error, first_line
 from aiakq.runtime.multimodal.processor import ImagePreprocessor
+from aiakq.runtime.speech.audio_files import decode_audio
+from aiakq.runtime.speech.features import RATE, Spectrogram
 from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
@@ -40,11 +42,13 @@ from aiakq.runtime.text.whole_texts import encode_whole
 from aiakq.server.process.text_loading import (
     MAX_TEMPLATE_BYTES,
     Templates,
+    load_audio,
     load_images,
     load_tokenizer,
     new_compiler,
 )
 from aiakq.server.process.text_messages import (
+    MAX_AUDIO_SECONDS,
     MAX_IMAGE_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
@@ -53,6 +57,7 @@ from aiakq.server.process.text_messages import (
     Part,
     ProcessControl,
     Setup,
+    Spectrum,
     TextReply,
     TextRequest,
     ToTextProcess,
@@ -72,8 +77,9 @@ _CURRENT = struct.Struct("=QQ")
 MAX_GRAMMAR_BYTES, MAX_BYTES = 512 << 20, 1 << 30
 #: The same for the images of a request.
 MAX_IMAGE_BYTES = 2 << 30
+MAX_AUDIO_BYTES = 3 << 30
 
-_PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar", "image")
+_PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar", "image", "audio")
 
 
 def main() -> None:
@@ -92,10 +98,11 @@ def main() -> None:
     try:
         tokenizer, templates, loaded = load_tokenizer(setup)
         images = load_images(setup, tokenizer, templates.all, loaded)
+        spectrogram = load_audio(setup, loaded)
     except AiakqError as failure:
         control.send_failure(failure)
         return
-    worker = _Worker(tokenizer, templates, setup.max_chars, new_compiler(tokenizer, loaded), images)
+    worker = _Worker(tokenizer, templates, setup.max_chars, new_compiler(tokenizer, loaded), images, spectrogram)
     pool = _WorkerPool(control, [WorkerSocket(sock, TextRequest) for sock in sockets], worker)
     control.send(loaded)
     pool.run()
@@ -172,7 +179,7 @@ class _WorkerPool:
         timed_out = killer == signal.SIGPROF
         reason = "it ended the process that worked on it, probably because it is too large"
         if timed_out:
-            is_variable = failed in ("tokenizer", "image")
+            is_variable = failed in ("tokenizer", "image", "audio")
             reason = "it took too long" if is_variable else f"it took longer than {MAX_SECONDS:g} s"
         try:
             if number:
@@ -224,12 +231,14 @@ class _Worker:
         max_chars: int,
         compiler: GrammarCompiler | None,
         images: ImagePreprocessor | None,
+        spectrogram: Spectrogram | None,
     ) -> None:
         self._tokenizer = tokenizer
         self._templates = templates
         self._max_chars = max_chars
         self._compiler = compiler
         self._images = images
+        self._spectrogram = spectrogram
 
     def run(self, channel: WorkerSocket, set_current: Callable[[int, Part], None]) -> int:
         """Work until the other end is gone."""
@@ -285,7 +294,18 @@ class _Worker:
             [ids] = [self._tokenizer.encode(text, request.add_special_tokens) for text in request.texts]
             begin("image", MAX_IMAGE_SECONDS * len(request.images), MAX_IMAGE_BYTES)
             return self._with_images(request, ids)
-        return self._process(request)
+        reply = self._process(request)
+        if request.audio is not None:
+            begin("audio", MAX_AUDIO_SECONDS, MAX_AUDIO_BYTES)
+            reply.spectrum = self._spectrum(request.audio)
+        return reply
+
+    def _spectrum(self, audio: bytes) -> Spectrum:
+        assert self._spectrogram is not None, "the server knows that there is none"
+        samples = decode_audio(audio, "file")
+        values = self._spectrogram.of(samples)
+        content = self._spectrogram.content(samples)
+        return Spectrum(values.tobytes(), len(values), content, len(samples) / RATE)
 
     def _with_images(self, request: TextRequest, ids: list[int]) -> TextReply:
         """Return the reply for a conversation with images, whose placeholders have the tokens ``ids``."""

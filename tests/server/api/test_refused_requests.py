@@ -235,3 +235,10 @@ def test_the_server_still_responds_afterwards(http):
     """Runs last in this file: after all of the above an ordinary request is answered."""
     assert http.get("/health").status_code == 200
     assert http.post("/v1/completions", json=COMPLETION).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+def test_a_model_of_text_does_not_transcribe(http, path):
+    answer = http.post(path, files={"file": ("speech.wav", b"RIFF")})
+    refusal = answer.json()["error"]
+    assert (answer.status_code, refusal["code"]) == (400, "task_mismatch") and "transcribe audio" in refusal["message"]
