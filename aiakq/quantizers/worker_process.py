@@ -56,7 +56,6 @@ def _quantize(channel: WorkerChannel, job: Job) -> None:
 
     from aiakq.formats.dequantized import open_dequantized
     from aiakq.quantizers.block_loop import BlockLoop, Calibration
-    from aiakq.quantizers.model.image_features import ImageFeatures, ImageKind
     from aiakq.quantizers.model.source import SourceModel
     from aiakq.quantizers.prepared import block_plan
     from aiakq.quantizers.recipe import recipe_of
@@ -79,9 +78,8 @@ def _quantize(channel: WorkerChannel, job: Job) -> None:
             raise _failed(job, reason)
     samples, others = values[: job.samples], [each for each in values[job.samples :] if isinstance(each, torch.Tensor)]
     if job.image_tensors:
-        kind = msgspec.convert(job.image_kind, ImageKind)
-        images, others = others[: job.image_tensors], others[job.image_tensors :]
-        model.features = ImageFeatures.of_tensors(images, int(model.config.vocab_size), kind)
+        model.restore_images(job.image_kind, others[: job.image_tensors])
+        others = others[job.image_tensors :]
     if job.rotation is not None:
         model.restore_rotation(job.rotation, others)
     plan = block_plan(msgspec.convert(job.spec, QuantSpec), storage, model)

@@ -16,8 +16,8 @@ from torch import Tensor
 from aiakq.data.files import MAX_BYTES, bad, read_text
 from aiakq.data.messages import sound
 from aiakq.errors import AiakqError, error
+from aiakq.quantizers.calibration.image_features import ImageFeatures, ImageKind
 from aiakq.quantizers.calibration.token_ids import check_tokenized
-from aiakq.quantizers.model.image_features import ImageFeatures, ImageKind
 from aiakq.system.files import lines_of, read_named
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.errors import error
-from aiakq.quantizers.model.image_features import AddedRows
+from aiakq.quantizers.calibration.image_features import AddedRows
 
 Result = TypeVar("Result")
 #: What to do about a model that cannot be run block by block.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from aiakq.quantizers.calibration.image_features import ImageFeatures, is_alone
 from aiakq.quantizers.model.activations import SAMPLE_TOKENS, Activations, HiddenStates, batched, first_batches
-from aiakq.quantizers.model.image_features import ImageFeatures, is_alone
 from aiakq.quantizers.model.outer_layers import capture
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.workers.protocol import SHARDS, Workers, shards

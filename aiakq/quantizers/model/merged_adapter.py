@@ -16,6 +16,9 @@ from aiakq.runtime.lora.adapter_folder import WEIGHTS, AdapterFolder, LoraWeight
 from aiakq.runtime.lora.layers import check_fits, find_module
 from aiakq.runtime.lora.quantized_base import dora_factors
 
+#: Module path -> the adapter's weights of a layer.
+LoraLayers = dict[str, LoraWeights]
+
 
 class MergedAdapter:
     """The adapter in a folder saved by PEFT, in memory.
@@ -40,7 +43,7 @@ class MergedAdapter:
         model_type: str,
         biased: Collection[str],
         shared: Mapping[str, str],
-    ) -> dict[str, LoraWeights]:
+    ) -> LoraLayers:
         """Return the adapter's weights for each linear layer, by the model's names.
 
         modules     name -> outputs N and inputs K of every linear layer; ``biased`` ones have a bias.
@@ -50,7 +53,7 @@ class MergedAdapter:
         Raises ``adapter_mismatch``, ``adapter_contradiction``, ``adapter_unmergeable``.
         """
         check_fits(self.folder, modules, model_type)
-        weights: dict[str, LoraWeights] = {}
+        weights: LoraLayers = {}
         for name, lora in self._weights.items():
             own = find_module(name, modules)
             assert own is not None, name

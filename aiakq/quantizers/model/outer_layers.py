@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from aiakq.errors import error
+from aiakq.quantizers.calibration.image_features import AddedRows, is_alone
 from aiakq.quantizers.model.activations import BLOCKS_HINT, Activations, Call, HiddenStates, same_arguments
-from aiakq.quantizers.model.image_features import AddedRows, is_alone
 from aiakq.quantizers.model.source import SourceModel
 
 #: A label that counts for nothing.

@@ -19,16 +19,15 @@ from aiakq.formats.gptq import PLACES_NOTE
 from aiakq.formats.padded_widths import pad
 from aiakq.formats.separate_head import separate_head
 from aiakq.formats.text_names import Renaming, renaming
+from aiakq.quantizers.calibration.image_features import ImageFeatures
 from aiakq.quantizers.model.experts import unfuse_experts
 from aiakq.quantizers.model.groups import block_linears, gates
-from aiakq.quantizers.model.image_features import ImageFeatures
-from aiakq.quantizers.model.merged_adapter import MergedAdapter, merged_bias, merged_weight
+from aiakq.quantizers.model.merged_adapter import LoraLayers, MergedAdapter, merged_bias, merged_weight
 from aiakq.quantizers.model.plain_linears import plain_linears, take_weight
 from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.model.skeleton import find_blocks, find_decoder, says_tied, skeleton
 from aiakq.quantizers.rotation.rotation import Rotation, rotation_of
 from aiakq.runtime.hf.tensor_names import Joined, TensorNames
-from aiakq.runtime.lora.adapter_folder import LoraWeights
 
 #: Last parts of the names of row-parallel linears, whose outputs are reduced over GPUs and whose inputs are sharded.
 _ROW_PARALLEL = ("o_proj", "out_proj", "down_proj", "fc2", "dense_4h_to_h", "dense", "c_proj", "wo", "w2")
@@ -95,7 +94,7 @@ class SourceModel:
                 empty = nn.Parameter(torch.empty(0, device=device), requires_grad=False)
                 module._parameters = {key: None if each is None else empty for key, each in module._parameters.items()}
         self.adapter: MergedAdapter | None = None
-        self._adapted: dict[str, LoraWeights] = {}
+        self._adapted: LoraLayers = {}
         self.rotation: Rotation | None = None
         #: Embeddings of calibration images, for which some ids above the vocabulary stand.
         self.features: ImageFeatures | None = None
@@ -148,6 +147,10 @@ class SourceModel:
     def restore_rotation(self, document: dict[str, Any], tensors: Sequence[Tensor]) -> None:
         """Rotate weights by a rotation of another process (``Rotation.document`` and ``tensors``)."""
         self.rotate(rotation_of(document, tensors))
+
+    def restore_images(self, kind: str, tensors: Sequence[Tensor]) -> None:
+        """Set the embeddings of calibration images to those of another process (``ImageFeatures.tensors``)."""
+        self.features = ImageFeatures.of_tensors(tensors, int(self.config.vocab_size), kind)
 
     def _source_name(self, name: str) -> str | None:
         """Return the checkpoint's name of a tensor; some older files lack the outermost module's prefix."""

@@ -22,7 +22,8 @@ class Job(msgspec.Struct, tag="job"):
     adapter     folder of a LoRA adapter to merge into the weights, and its digest.
     rotation    ``Rotation.document``, whose tensors follow last; None: not rotated.
     calibrated  whether there are samples, and ``samples`` how many.
-    images      whether the embeddings of calibration images follow the samples.
+    image_kind     ``ImageFeatures.kind`` of calibration images; "" without any.
+    image_tensors  how many of their ``ImageFeatures.tensors`` follow the samples.
     budget      bytes of hidden states that this worker may hold in memory.
     scratch     folder for spilled hidden states; empty: a temporary one.
     seed        seed of the tokens that are sampled for the importance of calibration tokens.

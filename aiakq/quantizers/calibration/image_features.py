@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -33,9 +34,9 @@ class ImageFeatures:
         return [self.embeddings, *([] if self.places is None else [self.places])]
 
     @staticmethod
-    def of_tensors(tensors: Sequence[Tensor], vocab_size: int, kind: ImageKind) -> ImageFeatures:
+    def of_tensors(tensors: Sequence[Tensor], vocab_size: int, kind: str) -> ImageFeatures:
         """Return the features whose ``tensors`` these are."""
-        return ImageFeatures(tensors[0], vocab_size, kind, *tensors[1:])
+        return ImageFeatures(tensors[0], vocab_size, msgspec.convert(kind, ImageKind), *tensors[1:])
 
     def mask(self, ids: Tensor) -> Tensor:
         """Return which of the ids stand for embeddings of images."""
