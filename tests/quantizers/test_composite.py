@@ -97,7 +97,7 @@ def test_only_the_decoder_is_quantized(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["smooth_quant", "awq", "gptq"])
-@pytest.mark.parametrize("kind", ["llava", "qwen2_vl", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["llava", "qwen2_vl", "qwen3_5", "gemma4"])
 def test_other_methods_are_read_by_transformers(
     kind: str, method: str, composite: Callable[..., Path], quantize: Callable[..., Any], tmp_path: Path, ids: Tensor
 ) -> None:
@@ -105,7 +105,9 @@ def test_other_methods_are_read_by_transformers(
     quantize(composite(kind), tmp_path / "out", method)
     found = load_for_scoring(tmp_path / "out", "float32", "cpu").logits(ids)
     source = log_probabilities(composite(kind), ids)
-    assert float((source.exp() * (source - found.log_softmax(-1))).sum(-1).mean()) < 0.05
+    # Gemma 4's random layers, behind norms of everything, are more sensitive.
+    limit = 0.2 if kind == "gemma4" else 0.05
+    assert float((source.exp() * (source - found.log_softmax(-1))).sum(-1).mean()) < limit
     model = in_transformers(tmp_path / "out")
     with torch.inference_mode():
         expected = model(input_ids=ids).logits.float()

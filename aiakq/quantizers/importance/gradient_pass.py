@@ -93,7 +93,13 @@ class GradientPass:
 
             for batch, output in inputs.spread(block, self._mine, work):
                 outputs.put(batch, output)
-            self._inputs.append(Activations(outputs, inputs.calls, inputs.device, inputs.outputs, inputs.others))
+            if inputs.beside.are_left:
+                what = (
+                    f"--importance with {type(model.model).__name__}, whose blocks read keys and values of earlier ones"
+                )
+                raise error("unsupported", what=what, hint="Leave --importance away.")
+            following = Activations(outputs, inputs.calls, inputs.device, inputs.outputs, inputs.others, inputs.beside)
+            self._inputs.append(following)
             model.drop(block)
             model.checkpoint.close()
             release_memory()
