@@ -56,7 +56,7 @@ GEMMA4 = {
     **HEADS, **WINDOWS, **PROPORTIONAL, "final_logit_softcapping": 5.0,
     "per_layer_config": {"01": {"head_dim": 64}, "03": {"head_dim": 64}},
 }  # fmt: skip
-PER_LAYER = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY}
+PER_LAYER = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCABULARY}
 GEMMA3N = {
     **HEADS, **WINDOWS, **PER_LAYER, "intermediate_size": [256, 256, 192, 192], "laurel_rank": 16,
     "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],

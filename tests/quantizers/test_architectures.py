@@ -50,6 +50,8 @@ DELTA_RULE = {
     "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
 GEMMA4 = {**HEADS, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+FOUR = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+INPUTS = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 259}
 
 #: Model type -> its config; what is written is served.
 SERVED: dict[str, dict[str, Any]] = {
@@ -98,6 +100,14 @@ SERVED: dict[str, dict[str, Any]] = {
         **EXPERTS, **LATENT, "layer_types": ["linear_attention", "full_attention"], "linear_num_heads": 8,
         "linear_head_dim": 32,
     },
+    "gemma4_text": {
+        **GEMMA4, **FOUR, **INPUTS, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "attention_k_eq_v": True,
+        "per_layer_config": dict.fromkeys((1, 3), {"head_dim": 64, "num_key_value_heads": 1}),
+    },
+    "gemma4_text, experts": {
+        **GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+        "hidden_size_per_layer_input": 0, "per_layer_config": {1: {"head_dim": 32}},
+    },
     "minimax": {**HEADS, **LOCAL, "layer_types": ["linear_attention", "full_attention"], "block_size": 16},
 }  # fmt: skip
 #: What is written is for other programs, and the report says so.
@@ -107,7 +117,10 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"lru_width": 64, **HEADS},
-    "gemma4_text": {**GEMMA4, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 259},
+    "gemma3n_text": {
+        **GEMMA4, **FOUR, **INPUTS, "laurel_rank": 32, "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
 }  # fmt: skip
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi, latent attention.
@@ -117,7 +130,7 @@ SHARE = {
     ("olmo_hybrid", "weight_only_int8"),
     ("diffllama", "weight_only_int8"),
     ("mamba", "weight_only_int8"), ("mamba2", "awq"), ("recurrent_gemma", "weight_only_int8"),
-    ("gemma4_text", "gptq"),
+    ("gemma4_text", "gptq"), ("gemma4_text", "awq"), ("gemma3n_text", "gptq"),
 }  # fmt: skip
 
 
@@ -135,7 +148,9 @@ def source(byte_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Cal
         if kind not in made:
             made[kind] = tmp_path_factory.mktemp(kind)
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**SIZES, **config}), dtype=torch.float32)
+            sizes = {**SIZES, **config}
+            hf_config = CONFIG_MAPPING[kind.partition(",")[0]](**sizes)
+            model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     if parameter.dim() > 1 and "conv" not in name:
@@ -165,6 +180,8 @@ def in_transformers(output: Path, folder: Path, dense: Callable[..., Tensor]) ->
     del config.quantization_config
     if config.model_type.startswith("granitemoe"):
         fuse(tensors, config.num_hidden_layers, config.num_local_experts)
+    if config.model_type == "gemma4_text" and config.enable_moe_block:
+        fuse(tensors, config.num_hidden_layers, config.num_experts, "", ("experts.gate_up_proj", "experts.down_proj"))
     if config.model_type == "gpt2":
         for name in checkpoint.quantized_linears():
             tensors[f"{name}.weight"] = tensors[f"{name}.weight"].T
@@ -176,15 +193,18 @@ def in_transformers(output: Path, folder: Path, dense: Callable[..., Tensor]) ->
     return model.eval()
 
 
-def fuse(tensors: dict[str, Tensor], layers: int, experts: int) -> None:
-    """Granite's checkpoints hold experts as one tensor."""
-    for at in [f"model.layers.{layer}.block_sparse_moe" for layer in range(layers)]:
+def fuse(
+    tensors: dict[str, Tensor], layers: int, experts: int, module: str = ".block_sparse_moe",
+    names: tuple[str, str] = ("input_linear.weight", "output_linear.weight"),
+) -> None:  # fmt: skip
+    """Granite's and Gemma 4's checkpoints hold experts as one tensor."""
+    for at in [f"model.layers.{layer}{module}" for layer in range(layers)]:
 
         def all_of(name: str, at: str = at) -> Tensor:
             return torch.stack([tensors.pop(f"{at}.experts.{number}.{name}.weight") for number in range(experts)])
 
-        tensors[f"{at}.input_linear.weight"] = torch.cat([all_of("gate_proj"), all_of("up_proj")], 1)
-        tensors[f"{at}.output_linear.weight"] = all_of("down_proj")
+        tensors[f"{at}.{names[0]}"] = torch.cat([all_of("gate_proj"), all_of("up_proj")], 1)
+        tensors[f"{at}.{names[1]}"] = all_of("down_proj")
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_only_the_decoder_is_quantized(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["smooth_quant", "awq", "gptq"])
-@pytest.mark.parametrize("kind", ["llava", "qwen2_vl", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["llava", "qwen2_vl", "qwen3_5", "gemma4"])
 def test_other_methods_are_read_by_transformers(
     kind: str, method: str, composite: Callable[..., Path], quantize: Callable[..., Any], tmp_path: Path, ids: Tensor
 ) -> None:
@@ -105,12 +105,14 @@ def test_other_methods_are_read_by_transformers(
     quantize(composite(kind), tmp_path / "out", method)
     found = load_for_scoring(tmp_path / "out", "float32", "cpu").logits(ids)
     source = log_probabilities(composite(kind), ids)
-    assert float((source.exp() * (source - found.log_softmax(-1))).sum(-1).mean()) < 0.05
+    # Four random layers of Gemma 4, with norms of all that they add, are more sensitive than two of others.
+    factor = 4 if kind == "gemma4" else 1
+    assert float((source.exp() * (source - found.log_softmax(-1))).sum(-1).mean()) < 0.05 * factor
     model = in_transformers(tmp_path / "out")
     with torch.inference_mode():
         expected = model(input_ids=ids).logits.float()
     # gptqmodel computes in 16 bits; rounding activations of slightly different inputs may move a code.
-    assert float((found - expected).norm() / expected.norm()) < (0.06 if method == "smooth_quant" else 0.03)
+    assert float((found - expected).norm() / expected.norm()) < (0.06 * factor if method == "smooth_quant" else 0.03)
 
 
 @pytest.mark.slow

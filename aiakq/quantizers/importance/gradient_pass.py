@@ -93,6 +93,11 @@ class GradientPass:
 
             for batch, output in inputs.spread(block, self._mine, work):
                 outputs.put(batch, output)
+            if inputs.beside.are_left:
+                what = (
+                    f"--importance with {type(model.model).__name__}, whose blocks read keys and values of earlier ones"
+                )
+                raise error("unsupported", what=what, hint="Leave --importance away.")
             self._inputs.append(inputs.with_hidden(outputs))
             model.drop(block)
             model.checkpoint.close()

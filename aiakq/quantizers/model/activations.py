@@ -1,23 +1,22 @@
-"""Hidden states of the calibration samples between blocks, in memory or, beyond a budget, on disk."""
+"""The calibration samples at the input of a block, and what the block makes of them."""
 
 from __future__ import annotations
 
 import copy
-import itertools
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy
 import torch
 from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.quantizers.calibration.image_features import AddedRows
+from aiakq.quantizers.model.hidden_states import HiddenStates as HiddenStates
+from aiakq.quantizers.model.token_arguments import Call as Call
+from aiakq.quantizers.model.token_arguments import TokenArguments, Written, written
 
 Result = TypeVar("Result")
 #: What to do about a model that cannot be run block by block.
@@ -29,157 +28,27 @@ Output = Tensor | tuple[Tensor, ...]
 SAMPLE_TOKENS = 4096
 
 
-class Call:
-    """The arguments with which a block is called, except its hidden states."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.args = args
-        self.kwargs = kwargs
-
-
-class HiddenStates:
-    """A list of float32 tensors of which at most ``budget`` bytes are in memory; the rest are files in ``folder``.
-
-    Tensors on a GPU stay there, and do not count. Spilling affects only speed: files hold the same bits. Tensors may be
-    absent, because other workers hold them or they have not been set yet. An absent one is None but still has a shape.
-    """
-
-    def __init__(self, tensors: Iterable[Tensor] = (), budget: float = float("inf"), folder: Path | None = None):
-        self.budget = budget
-        self.folder = folder
-        self.shapes: list[torch.Size] = []
-        self._items: list[Tensor | _Spilled | None] = []
-        self._bytes_in_memory = 0
-        for tensor in tensors:
-            self.append(tensor)
-
-    def append(self, tensor: Tensor) -> None:
-        self.shapes.append(tensor.shape)
-        self._items.append(self._placed(tensor))
-
-    def append_absent(self, shape: torch.Size) -> None:
-        self.shapes.append(shape)
-        self._items.append(None)
-
-    def put(self, index: int, tensor: Tensor) -> None:
-        """Set the tensor at ``index``, which may lie beyond the end; indices in between become absent."""
-        while len(self) <= index:
-            self.append_absent(torch.Size((0,)))
-        self[index] = tensor
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def has(self, index: int) -> bool:
-        """Whether the tensor at ``index`` exists and is not absent."""
-        return index < len(self._items) and self._items[index] is not None
-
-    def __getitem__(self, index: int) -> Tensor:
-        item = self._items[index]
-        assert item is not None, f"another worker holds batch {index}"
-        return item if isinstance(item, Tensor) else item.load()
-
-    def __setitem__(self, index: int, tensor: Tensor) -> None:
-        self._bytes_in_memory -= _in_memory_bytes(self._items[index])
-        self.shapes[index] = tensor.shape
-        self._items[index] = self._placed(tensor)
-
-    @property
-    def bytes_in_memory(self) -> int:
-        return self._bytes_in_memory
-
-    @property
-    def nbytes(self) -> int:
-        """Total bytes in memory and on disk."""
-        return sum(4 * shape.numel() for index, shape in enumerate(self.shapes) if self.has(index))
-
-    def copy(self) -> HiddenStates:
-        """Return a copy; files are shared until one of the two replaces them."""
-        other = HiddenStates((), self.budget, self.folder)
-        other.shapes, other._items, other._bytes_in_memory = list(self.shapes), list(self._items), self._bytes_in_memory
-        return other
-
-    def keep_only(self, indices: Collection[int]) -> None:
-        """Make all other tensors absent."""
-        for index, item in enumerate(self._items):
-            if index not in indices:
-                self._bytes_in_memory -= _in_memory_bytes(item)
-                self._items[index] = None
-
-    def _placed(self, tensor: Tensor) -> Tensor | _Spilled:
-        size = _in_memory_bytes(tensor)
-        if not size or self.folder is None or self._bytes_in_memory + size <= self.budget:
-            self._bytes_in_memory += size
-            return tensor
-        return _Spilled(tensor, self.folder)
-
-
-class _Spilled:
-    """A float32 tensor in its own file, which is removed with the object."""
-
-    _numbers = itertools.count()
-
-    def __init__(self, tensor: Tensor, folder: Path) -> None:
-        self.shape = tensor.shape
-        self.path = folder / f"hidden-{os.getpid()}-{next(self._numbers)}"
-        try:
-            tensor.to(torch.float32).contiguous().numpy().tofile(self.path)
-        except OSError as problem:
-            reason = problem.strerror or str(problem)
-            raise error("output_failed", path=str(folder), reason=f"hidden states found no place ({reason})") from None
-
-    def load(self) -> Tensor:
-        return torch.from_numpy(numpy.fromfile(self.path, dtype=numpy.float32)).view(self.shape)
-
-    def __del__(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-
 def first(output: Output) -> Tensor:
     """Return the hidden states in a module's output."""
     return output[0] if isinstance(output, tuple) else output
 
 
-def _run(block: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """Return the hidden states that ``block`` makes of ``hidden``.
+def _run(block: nn.Module, hidden: Tensor, call: Call, leave: Callable[[Written], None] = lambda left: None) -> Tensor:
+    """Return the hidden states that ``block`` makes of ``hidden``. ``leave`` receives what it left in dictionaries for
+    other blocks, also if a hook ends the run: a later run may replace the module that wrote it (replay.py).
 
-    Raises ``unsupported`` for a block that leaves keys and values of these tokens in a dictionary, for other blocks.
+    Raises ``unsupported`` for a block that leaves anything but tuples of tensors.
     """
-    own = {name: dict(value) for name, value in kwargs.items() if isinstance(value, dict)}
-    output = first(block(hidden, *args, **{**kwargs, **own}))
-    for name, values in own.items():
-        given = kwargs[name]
-        if values.keys() != given.keys() or any(values[key] is not given[key] for key in values):
-            what = f"Quantizing blocks of the type {type(block).__name__} that read keys and values of earlier ones"
-            raise error("unsupported", what=what, hint=BLOCKS_HINT)
-    return output
-
-
-def same_arguments(some: Sequence[Call], others: Sequence[Call]) -> bool:
-    """Whether blocks are called with the same tensors, their first arguments aside, the hidden states."""
-    seen: set[tuple[int, int]] = set()
-
-    def is_same(one: object, other: object) -> bool:
-        if (id(one), id(other)) in seen:  # most blocks get the same position tables
-            return True
-        if isinstance(one, Tensor) and isinstance(other, Tensor):
-            seen.add((id(one), id(other)))
-            return torch.equal(one, other)
-        if isinstance(one, dict) and isinstance(other, dict):
-            return all(is_same(one[key], other[key]) for key in one.keys() & other.keys())
-        if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-            return all(map(is_same, one, other))
-        return True
-
-    return all(
-        is_same(one.args[1:], other.args[1:]) and is_same(one.kwargs, other.kwargs)
-        for one, other in zip(some, others, strict=True)
-    )
-
-
-def _in_memory_bytes(item: Tensor | _Spilled | None) -> int:
-    """Return the bytes that an item takes in memory: a file, or a tensor on a GPU, takes none."""
-    return item.nbytes if isinstance(item, Tensor) and item.device.type == "cpu" else 0
+    own = {name: dict(value) for name, value in call.kwargs.items() if isinstance(value, dict)}
+    try:
+        return first(block(hidden, *call.args, **{**call.kwargs, **own}))
+    finally:
+        left = written(call.kwargs, own)
+        for value in (value for values in left.values() for value in values.values()):
+            if not isinstance(value, tuple) or not all(isinstance(each, Tensor) for each in value):
+                what = f"Quantizing blocks of the type {type(block).__name__} that read what earlier ones left"
+                raise error("unsupported", what=what, hint=BLOCKS_HINT)
+        leave(left)
 
 
 class Activations:
@@ -191,6 +60,7 @@ class Activations:
     device   device of the blocks; with ``others``, batches are distributed to copies of the block on those as well.
     outputs  number of elements in the tuple that a block returns, hidden states first; 0: it returns a tensor.
     added    by batch, what the model adds to the outputs of blocks.
+    beside   what blocks read of tokens besides hidden states.
     """
 
     def __init__(
@@ -201,7 +71,9 @@ class Activations:
         outputs: int = 0,
         others: tuple[torch.device, ...] = (),
         added: Mapping[int, AddedRows] | None = None,
+        beside: TokenArguments | None = None,
     ) -> None:
+        self.beside = TokenArguments() if beside is None else beside
         self.hidden = hidden if isinstance(hidden, HiddenStates) else HiddenStates(hidden)
         self.calls = calls
         self.device = device
@@ -217,14 +89,15 @@ class Activations:
 
     def run(self, block: nn.Module, index: int, batch: int, device: torch.device | None = None) -> Tensor:
         """Return the output of block ``index`` on one batch, with what is added to it, on ``device``, where the block
-        must be."""
+        must be. What it leaves for later blocks is kept.
+        """
         device = self.device if device is None else device
         hidden = self.hidden[batch].to(device)
         call = self._call(batch, index)
-        args, kwargs = (
-            (call.args, call.kwargs) if device == self.device else _to_device((call.args, call.kwargs), device)
-        )
-        output = _run(block, hidden, args, kwargs)
+        if device != self.device:
+            call = Call(*_to_device((call.args, call.kwargs), device))
+        call = self.beside.of(call, index, batch, lambda tensor: tensor.to(device))
+        output = _run(block, hidden, call, partial(self.beside.leave, batch))
         return self.added[batch].to_output(output, index) if batch in self.added else output
 
     def run_with_gradient(
@@ -238,9 +111,9 @@ class Activations:
         with torch.enable_grad():
             # Copies, because autograd cannot keep tensors that were made in inference mode.
             hidden = self.hidden[batch].to(device).clone().requires_grad_(True)
-            call = self._call(batch, index)
-            args, kwargs = _map_tensors((call.args, call.kwargs), lambda tensor: tensor.to(device).clone())
-            return hidden, _run(block, hidden, args, kwargs)
+            call = self.beside.of(self._call(batch, index), index, batch, lambda tensor: tensor)
+            call = Call(*_map_tensors((call.args, call.kwargs), lambda tensor: tensor.to(device).clone()))
+            return hidden, _run(block, hidden, call)
 
     def spread(
         self, block: nn.Module, batches: Iterable[int], work: Callable[[nn.Module, int, torch.device], Result]
@@ -284,12 +157,12 @@ class Activations:
             self.calls.get((1, length)) if (rows, length, batch) not in self.calls else None
         )
         call = self._call(batch, index) if alone is None else alone[index]
-        args, kwargs = call.args, call.kwargs
         if alone is None:
-            args, kwargs = _first_row(args, rows), _first_row(kwargs, rows)
+            call = Call(_first_row(call.args, rows), _first_row(call.kwargs, rows))
+        call = self.beside.of(call, index, batch, lambda tensor: tensor[row : row + 1].to(self.device))
         if tokens is not None:
-            args, kwargs = _first_tokens(args, length, tokens), _first_tokens(kwargs, length, tokens)
-        return _run(block, hidden[:, :tokens], args, kwargs)
+            call = Call(_first_tokens(call.args, length, tokens), _first_tokens(call.kwargs, length, tokens))
+        return _run(block, hidden[:, :tokens], call)
 
     def sample_forward(self, block: nn.Module, index: int, tokens: int) -> Callable[[], Tensor] | None:
         """Bind ``run_one`` to the first sequence of the sample whose output is mostly finite; None if there is none.
@@ -332,11 +205,12 @@ class Activations:
 
     def copy(self) -> Activations:
         """Return a copy that can advance independently."""
-        return self.with_hidden(self.hidden.copy())
+        return self.with_hidden(self.hidden.copy(), self.beside.copy())
 
-    def with_hidden(self, hidden: HiddenStates) -> Activations:
+    def with_hidden(self, hidden: HiddenStates, beside: TokenArguments | None = None) -> Activations:
         """Return the activations of the same batches with other hidden states."""
-        return Activations(hidden, self.calls, self.device, self.outputs, self.others, self.added)
+        beside = self.beside if beside is None else beside
+        return Activations(hidden, self.calls, self.device, self.outputs, self.others, self.added, beside)
 
     def first_batches(self, tokens: int) -> list[int]:
         """Return the first batches that together hold at least ``tokens`` tokens; all if there are fewer."""

@@ -13,7 +13,7 @@ from aiakq.runtime.models import ARCHITECTURES
 #: model_type of models whose decoder, given text alone, was compared with the language model that it is.
 COMPARED = frozenset(
     {
-        *("gemma3", "idefics3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_audio", "qwen2_vl"),
+        *("gemma3", "gemma4", "idefics3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_audio", "qwen2_vl"),
         *("qwen3_5", "qwen3_5_moe", "qwen3_vl", "smolvlm", "voxtral"),
     }
 )

@@ -224,10 +224,10 @@ def unfuse_experts(blocks: Iterable[tuple[str, nn.Module]], model_type: str) -> 
         for fused in fused_experts(block, block_name, model_type):
             parent, _, last = fused.name.removeprefix(f"{block_name}.").rpartition(".")
             setattr(block.get_submodule(parent), last, _meta_like(fused))
-            stored = fused.stored.rpartition(".")[0]
-            if stored != f"{block_name}.{parent}":
+            stored, own = fused.stored.rpartition(".")[0], f"{block_name}.{parent}".removesuffix(".")
+            if stored != own:
                 _rename(block, parent, stored.rpartition(".")[2])
-                unfused.renamed_modules.add((stored, f"{block_name}.{parent}"))
+                unfused.renamed_modules.add((stored, own))
             unfused.transformers_reads = fused.spelling.transformers_reads
             for number in range(fused.shape[0]):
                 for (name, _, _), (tensor, half) in zip(fused.linears(number), fused.places, strict=True):

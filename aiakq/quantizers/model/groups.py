@@ -155,8 +155,15 @@ class Heads:
 
     @classmethod
     def of(cls, config: Any) -> Heads:
-        """Read the numbers of query heads and key-value heads from a transformers config."""
+        """Read the numbers of query heads and key-value heads from a transformers config. Where layers differ, no
+        sharing is assumed.
+        """
         heads = getattr(config, "num_attention_heads", None) or 1
+        if (
+            getattr(config, "is_heterogeneous", False)
+            and len({x.num_key_value_heads for x in config.per_layer_config}) > 1
+        ):
+            return cls(heads, heads)
         shared = getattr(config, "num_key_value_heads", None)
         if getattr(config, "new_decoder_architecture", False):  # Falcon's spelling
             shared = config.num_kv_heads

@@ -79,6 +79,8 @@ def _cut(call: ModuleCall, module: nn.Module, size: int, rows: int) -> ModuleCal
             return value[:rows].clone() if value.dim() > 1 and value.shape[0] == size else value
         if isinstance(value, tuple):
             return tuple(part(item) for item in value)
+        if isinstance(value, dict):
+            return {key: part(item) for key, item in value.items()}
         return value
 
     if call.output.dim() < 2 or call.output.shape[0] != size:

@@ -6,7 +6,7 @@ known outputs. So embeddings, masks, position tables, norms and heads are always
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,11 +15,14 @@ from torch import Tensor, nn
 
 from aiakq.errors import error
 from aiakq.quantizers.calibration.image_features import AddedRows, is_alone
-from aiakq.quantizers.model.activations import BLOCKS_HINT, Activations, Call, HiddenStates, same_arguments
+from aiakq.quantizers.model.activations import BLOCKS_HINT, Activations, Call, HiddenStates
 from aiakq.quantizers.model.source import SourceModel
+from aiakq.quantizers.model.token_arguments import Place, TokenArguments, differing
 
 #: A label that counts for nothing.
 _IGNORED = -100
+#: The most tensors that blocks leave for later ones: keys and values of two kinds of layers.
+_LEFT = 4
 
 
 class _Captured(Exception):
@@ -46,13 +49,17 @@ def capture(
     hidden = HiddenStates() if hidden is None else hidden
     calls: dict[tuple[int, ...], list[Call]] = {}
     added: dict[int, AddedRows] = {}
+    places: dict[int, list[Place]] = {}
     with _record_calls(model.blocks) as (record, outputs), torch.inference_mode():
         if len(batches):
-            _check_blocks(model, batches[0] if model.features is None else model.features.as_text(batches[0]), record)
+            text = batches[0] if model.features is None else model.features.as_text(batches[0])
+            places = _token_arguments(model, text, record)
+        beside = _states_beside(model, batches, hidden, places)
         for number, ids in enumerate(batches):
             reached = _run_outside(model, ids, record)[0].args[0]
             if here is None or number in here:
                 hidden.append(reached.to("cpu"))
+                beside.put(number, _besides_hidden(record), places)
             else:
                 hidden.append_absent(reached.shape)
             features = model.features if is_alone(model.features, ids) else None
@@ -63,29 +70,52 @@ def capture(
                 shape = (size, ids.shape[1], *([] if features is None else [number]))
                 if shape not in calls:
                     captured = record if size == len(ids) else _run_outside(model, ids[:size], record)
-                    calls[shape] = [Call(call.args[1:], call.kwargs) for call in captured]
+                    calls[shape] = _besides_hidden(captured)
             progress(number + 1)
     for _, module in outside:
         model.drop(module)
-    return Activations(hidden, calls, model.device, outputs[0], model.others, added)
+    return Activations(hidden, calls, model.device, outputs[0], model.others, added, beside)
 
 
-def _check_blocks(model: SourceModel, ids: Tensor, record: list[Call]) -> None:
-    """Raise ``unsupported`` for blocks that need more than the hidden states of the tokens: a batch is replayed with
-    what blocks were called with for another one of its shape.
+def _besides_hidden(calls: Sequence[Call]) -> list[Call]:
+    return [Call(call.args[1:], call.kwargs) for call in calls]
 
-    ids: [B, T] int64. ``record`` is that of ``_record_calls``.
+
+def _token_arguments(model: SourceModel, ids: Tensor, record: list[Call]) -> dict[int, list[Place]]:
+    """Return the places of the arguments of each block that depend on the tokens, besides hidden states. With the other
+    ones, blocks are called for any batch as for another one of its shape.
+
+    ids: [B, T] int64. ``record`` is that of ``_record_calls``. Raises ``unsupported`` for blocks that need more.
     """
-    calls, reason = _run_outside(model, ids, record), ""
-    if calls[0].args[0].shape[:-1] != ids.shape:
+    calls = _run_outside(model, ids, record)
+    reached = calls[0].args[0]
+    some, others = _besides_hidden(calls), _besides_hidden(_run_outside(model, ids.flip(-1), record))
+    places = {index: found for index, pair in enumerate(zip(some, others, strict=True)) if (found := differing(*pair))}
+    values = [some[index].tensor(place) for index, found in places.items() for place in found]
+    shares = bool(getattr(model.config, "num_kv_shared_layers", None))
+    reason = ""
+    if reached.shape[:-1] != ids.shape:
         reason = "take several hidden states of a token"
-    elif getattr(model.config, "num_kv_shared_layers", None):
+    elif shares and not any(isinstance(value, dict) for value in some[-1].kwargs.values()):
         reason = "read keys and values of earlier ones"
-    elif not same_arguments(calls, _run_outside(model, ids.flip(-1), record)):
+    elif not all(isinstance(value, Tensor) and value.shape[:2] == ids.shape for value in values):
         reason = "read more of a token than its hidden state"
     if reason:
         what = f"Quantizing {type(model.model).__name__}, whose blocks {reason},"
         raise error("unsupported", what=what, hint=BLOCKS_HINT)
+    return places
+
+
+def _states_beside(
+    model: SourceModel, batches: Sequence[Tensor], hidden: HiddenStates, places: Mapping[int, Sequence[Place]]
+) -> TokenArguments:
+    """Return the place for what ``places`` hold: in memory as far as hidden states of two models leave some of the
+    budget, else on disk.
+    """
+    total = 4 * model.config.hidden_size * sum(ids.numel() for ids in batches)
+    lists = sum(map(len, places.values())) + _LEFT
+    share = max(0.0, hidden.budget - 2 * total) / lists
+    return TokenArguments(lambda: HiddenStates((), share, hidden.folder))
 
 
 def _run_outside(model: SourceModel, ids: Tensor, record: list[Call]) -> list[Call]:

@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.quantizers.importance.gradient_pass import GradientPass
 from aiakq.quantizers.importance.row_factors import RowFactors
@@ -173,3 +174,9 @@ def test_factors_on_disk_have_the_same_bits(tiny_model: Callable[..., Path], tmp
         assert first is not None and second is not None and torch.equal(first, second)
     del on_disk, other
     assert not list(tmp_path.iterdir())
+
+
+def test_keys_that_later_blocks_read_have_no_gradients(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(AiakqError, match="--importance with Gemma4ForCausalLM, whose blocks read keys"):
+        weights_of(tiny_model("Gemma4ForCausalLM"), tmp_path)
+    assert len(weights_of(tiny_model("Gemma4ForCausalLM", num_kv_shared_layers=0), tmp_path)) == 6
