@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.selection import Implementations
-from aiakq.kernels.types import ActivationLayout, ExpertsProblem, LinearInput
+from aiakq.kernels.types import ActivationLayout, ExpertsProblem, LinearInput, PreparedActivation
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,12 @@ class Routed:
 
 
 class GroupedExperts(Protocol):
-    """A group of experts. A row's result does not depend on the other rows."""
+    """A group of experts. A row's result does not depend on the other rows.
+
+    sigmoid  of the gates of shared experts, in float32; None for PyTorch's, row by row.
+    """
+
+    sigmoid: Activation | None = None
 
     @property
     def host_reason(self) -> str | None:
@@ -85,7 +90,9 @@ class GroupedExperts(Protocol):
         """
         out = self.mixture(x, routed)
         if shared is not None:
-            out += shared if gate is None else _sigmoid_by_row(gate.float()) * shared
+            factor = 1 if gate is None else (self.sigmoid or _sigmoid_by_row)(gate.float())
+            assert not isinstance(factor, PreparedActivation)
+            out += factor * shared
         return out.to(x.dtype)
 
 

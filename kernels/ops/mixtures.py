@@ -38,6 +38,10 @@ class MixtureOps:
     ) -> Kernel:
         raise NotImplementedError
 
+    def activation(self, name: str) -> Activation:
+        """See Ops."""
+        raise NotImplementedError
+
     def routing(self, rule: Routing, count: int) -> BoundRouting:
         """Bind the routing of tokens to ``count`` experts."""
         problem = RoutingProblem(rule.kind, count, self.dtype, self.device_type)
@@ -56,4 +60,10 @@ class MixtureOps:
         first, second = [first for first, _ in pairs], [second for _, second in pairs]
         problem = ExpertsProblem(self.dtype, self.device_type)
         layers = ExpertLayers(first, second, act, self.row_multiple, start, gated)
-        return self._bind(experts.IMPLEMENTATIONS, problem).prepare(layers, problem)
+        return self._with_sigmoid(self._bind(experts.IMPLEMENTATIONS, problem).prepare(layers, problem))
+
+    def _with_sigmoid(self, grouped: GroupedExperts) -> GroupedExperts:
+        """Give ``grouped`` the sigmoid of a CPU's kernels, which compute it inside of a mixture where they can."""
+        if self.device_type == "cpu":
+            grouped.sigmoid = self.activation("sigmoid")
+        return grouped

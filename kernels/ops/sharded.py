@@ -386,12 +386,12 @@ class ShardedOps(Ops):
         bounds = shares(len(pairs), self.collective.size)
         first, end = self._share(bounds)
         own = [(_unwrapped(gate_up), _unwrapped(down)) for gate_up, down in pairs[first:end]]
-        last = pairs[0][1]
-        if not isinstance(last, ShardedLinear) or last.after is not None:
+        if not isinstance(last := pairs[0][1], ShardedLinear) or last.after is not None:
             return super().experts(pairs, act, gated)  # without their role, every rank has a share of every expert
         # A GPU computes pairs at once, for which ranks meet in another way: also those without experts.
         needed = own or self.select("experts", ExpertsProblem(self.dtype, self.device_type))[0].name == "triton"
-        return self._experts(self._experts_from(first, own, act, gated) if needed else None, bounds, last.n)
+        grouped = self._experts_from(first, own, act, gated) if needed else None
+        return self._with_sigmoid(self._experts(grouped, bounds, last.n))
 
     def _experts(self, own: GroupedExperts | None, bounds: Sequence[int], width: int) -> GroupedExperts:
         """Bind the experts of all ranks; see ShardedExperts."""
