@@ -107,6 +107,9 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"lru_width": 64, **HEADS},
+    "zamba2": {
+        "layers_block_type": ["hybrid", "hybrid"], "num_key_value_heads": 4, "n_mamba_heads": 8, "adapter_rank": 16,
+    },
     "gemma4_text": {**GEMMA4, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 259},
 }  # fmt: skip
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")

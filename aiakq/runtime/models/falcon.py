@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from torch import Tensor
@@ -62,7 +63,7 @@ class FalconAlibiBuilder(FalconBuilder, AlibiBuilder):
 
         The authors' and transformers' code rounds each bias to bfloat16; here, as in the paper, biases are not rounded.
         """
-        return super().slopes() * self.config.head_dim**-0.5
+        return super().slopes() * math.sqrt(1 / self.config.head_dim)
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

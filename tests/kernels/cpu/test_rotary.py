@@ -69,10 +69,14 @@ class Case:
         return apply_rotary(q, factors), apply_rotary(k, factors), v
 
     def normed(self, *heads):
-        return [
-            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
-            for x, weight in zip(heads, self.norms, strict=True)
-        ] if self.norms else heads
+        return (
+            [
+                x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
+                for x, weight in zip(heads, self.norms, strict=True)
+            ]
+            if self.norms
+            else heads
+        )
 
     def written(self, which):
         rows = self.cache[which].flatten(0, 1)[self.context.slots[:-2]].double()
