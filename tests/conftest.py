@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import lanes
 import process_failures
 import random_examples
+from tiny_further_models import SPREADS
 from tiny_models import PLAIN_NORMS, TINY
 
 try:
@@ -152,12 +153,12 @@ def _save_tiny(architecture: str, changes: dict[str, Any], folder: Path) -> Path
     kind, numbers = TINY[architecture]
     config = AutoConfig.for_model(kind, **{**numbers, **changes})
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model, spread = AutoModelForCausalLM.from_config(config, dtype=torch.float32), SPREADS.get(architecture, 1.5)
     # Weights as spread as trained ones are: the library's own are so small that every logit is nearly equal.
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:
-                parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
+                parameter.normal_(0.0, spread / parameter.shape[-1] ** 0.5)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.1)
             elif architecture not in PLAIN_NORMS:

@@ -201,8 +201,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_layer_offset": 2, "use_mamba_kernels": False,
         },
         "zamba2": {
-            "layers_block_type": ["linear_attention", "hybrid"], "mamba_d_state": 16, "n_mamba_heads": 8,
-            "use_mamba_kernels": False,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 3,
+            "mamba_d_state": 16, "n_mamba_heads": 8, "adapter_rank": 16, "num_key_value_heads": 4,
         },
         "dbrx": {
             "d_model": 128, "n_heads": 4, "n_layers": 2, "max_seq_len": 512,
@@ -272,6 +272,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon, new architecture": ("falcon", {**FALCON, "new_decoder_architecture": True, "bias": True}),
     "falcon, in sequence": ("falcon", {**FALCON, "num_kv_heads": 4, "multi_query": False, "parallel_attn": False}),
     "falcon, ALiBi": ("falcon", {**FALCON, "alibi": True}),
+    "hunyuan_v1_dense, a stretched base": ("hunyuan_v1_dense", {**HEADS, **rope("dynamic", factor=1.0, alpha=50.0)}),
+    "zamba2, two blocks with adapters and positions": (
+        "zamba2",
+        {
+            "layers_block_type": ["hybrid", "hybrid", "hybrid"], "num_hidden_layers": 3, "num_key_value_heads": 4,
+            "mamba_d_state": 16, "n_mamba_heads": 8, "mamba_ngroups": 2, "adapter_rank": 16, "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True, "use_mem_rope": True, "add_bias_linear": True,
+            "time_step_min": 0.9,
+        },
+    ),
     "stablelm, norms of heads": ("stablelm", {"qk_layernorm": True}),
     "stablelm, parallel": ("stablelm", {"use_parallel_residual": True}),
     "cohere, norms of heads": ("cohere", {"use_qk_norm": True}),

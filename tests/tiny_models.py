@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiny_linear_models import LINEAR
+from tiny_further_models import FURTHER
 
 #: What makes each tiny model unlike the others; sizes that divide by 32 and 128 so that every format can hold them.
 _COMMON = {"vocab_size": 320, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -450,7 +450,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "MiniMaxM2ForCausalLM": ("minimax_m2", {
         **_LLAMA_LIKE, "head_dim": 48, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16,
     }),
-    **LINEAR,
+    **FURTHER,
     # The family that the example plugin adds (tests/plugins).
     "ArceeForCausalLM": ("arcee", {**_LLAMA_LIKE, "tie_word_embeddings": False}),
     "GPTNeoXForCausalLM": (

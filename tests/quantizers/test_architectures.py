@@ -121,6 +121,9 @@ REFUSED: dict[str, dict[str, Any]] = {
         **GEMMA4, **FOUR, **INPUTS, "laurel_rank": 32, "num_kv_shared_layers": 2,
         "activation_sparsity_pattern": [0.0] * 4,
     },
+    "zamba2": {
+        "layers_block_type": ["hybrid", "hybrid"], "num_key_value_heads": 4, "n_mamba_heads": 8, "adapter_rank": 16,
+    },
 }  # fmt: skip
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi, latent attention.

@@ -12,3 +12,37 @@ from aiakq.runtime.config.shared_experts_families import SHARED_EXPERTS
 from aiakq.runtime.config.sparse_families import SPARSE
 
 FAMILIES: Mapping[str, Family] = {**DENSE, "gemma4_text": GEMMA4, **SPARSE, **RECURRENT_FAMILIES, **SHARED_EXPERTS}
+#: Architecture -> model_type, where they differ by more than spelling.
+MODEL_TYPES: Mapping[str, str] = {
+    "CohereForCausalLM": "cohere",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "GlmMoeDsaForCausalLM": "glm_moe_dsa",
+    "GPT2LMHeadModel": "gpt2",
+    "GPTBigCodeForCausalLM": "gpt_bigcode",
+    "GPTJForCausalLM": "gptj",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma4ForCausalLM": "gemma4_text",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "GptOssForCausalLM": "gpt_oss",
+    "Llama4ForCausalLM": "llama4_text",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "OlmoHybridForCausalLM": "olmo_hybrid",
+    "FalconH1ForCausalLM": "falcon_h1",
+    "FalconMambaForCausalLM": "falcon_mamba",
+    "NemotronHForCausalLM": "nemotron_h",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
+    "Lfm2MoeForCausalLM": "lfm2_moe",
+    "GPTNeoForCausalLM": "gpt_neo",
+    "SeedOssForCausalLM": "seed_oss",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "SolarOpenForCausalLM": "solar_open",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
+    "KimiLinearForCausalLM": "kimi_linear",
+    "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
+}

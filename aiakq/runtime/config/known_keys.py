@@ -18,41 +18,9 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import COUNT, OBJECT, SWITCH, malformed, read_value
 from aiakq.formats.quantization_config import CONFIG_KEYS, MLX_KEY
 from aiakq.runtime.config.encoder_families import ENCODER_FAMILIES, ENCODER_TYPES, encoder_config, encoder_of
-from aiakq.runtime.config.families import FAMILIES
+from aiakq.runtime.config.families import FAMILIES, MODEL_TYPES
 from aiakq.runtime.config.family_keys import KIMI_LINEAR_ATTENTION, REQUIRED, Family
 
-#: Architecture -> model_type, where they differ by more than spelling.
-_MODEL_TYPES = {
-    "CohereForCausalLM": "cohere",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "DeepseekV32ForCausalLM": "deepseek_v32",
-    "GlmMoeDsaForCausalLM": "glm_moe_dsa",
-    "GPT2LMHeadModel": "gpt2",
-    "GPTBigCodeForCausalLM": "gpt_bigcode",
-    "GPTJForCausalLM": "gptj",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma4ForCausalLM": "gemma4_text",
-    "Glm4MoeForCausalLM": "glm4_moe",
-    "GptOssForCausalLM": "gpt_oss",
-    "Llama4ForCausalLM": "llama4_text",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "OlmoHybridForCausalLM": "olmo_hybrid",
-    "FalconH1ForCausalLM": "falcon_h1",
-    "FalconMambaForCausalLM": "falcon_mamba",
-    "NemotronHForCausalLM": "nemotron_h",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "Qwen3_5ForCausalLM": "qwen3_5_text",
-    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
-    "Lfm2MoeForCausalLM": "lfm2_moe",
-    "GPTNeoForCausalLM": "gpt_neo",
-    "SeedOssForCausalLM": "seed_oss",
-    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
-    "SolarOpenForCausalLM": "solar_open",
-    "MiniMaxM2ForCausalLM": "minimax_m2",
-    "KimiLinearForCausalLM": "kimi_linear",
-}
 #: Read for every family: what it is, its weights, and lengths that only limit the context.
 _ALWAYS = frozenset(
     {
@@ -92,7 +60,7 @@ _ROTARY_NUMBERS = frozenset(
     {
         *("rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings", "low_freq_factor"),
         *("high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "grows_from"),
-        *("short_mscale", "long_mscale", "llama_4_scaling_beta"),
+        *("short_mscale", "long_mscale", "llama_4_scaling_beta", "alpha"),
     }
 )
 #: Keys of MPT's attention that are computed with, refused by its model, or read by no model of transformers.
@@ -253,7 +221,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("clip_qkv", "final_logit_softcapping", "attn_logit_softcapping", "rope_local_base_freq"), float),
     **dict.fromkeys(("n_group", "topk_group", "num_experts_per_tok", "num_ln_in_parallel_attn"), int),
     **dict.fromkeys(
-        ("sliding_window_pattern", "mamba_d_head", "time_step_rank", "mamba_dt_rank"), object
+        ("sliding_window_pattern", "mamba_d_head", "time_step_rank", "mamba_dt_rank", "moe_topk"), object
     ),  # checked where they are read
     **dict.fromkeys(("no_rope_layers", "mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs"), list),
     **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), list),
@@ -290,7 +258,7 @@ def model_type_of(raw: Mapping[str, object], architecture: str) -> str:
     Raises ``config_key_unsupported`` if ``model_type`` names another native family.
     """
     stated = raw.get("model_type")
-    family = _MODEL_TYPES.get(architecture, architecture.removesuffix("ForCausalLM").lower())
+    family = MODEL_TYPES.get(architecture, architecture.removesuffix("ForCausalLM").lower())
     if stated == "eagle3" or family not in FAMILIES or not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return str(stated or "")
     if isinstance(stated, str) and stated in FAMILIES and stated != family:

@@ -248,4 +248,38 @@ RECURRENT_FAMILIES: dict[str, Family] = {
         rotary=False,
         kinds=frozenset({"linear_attention", "mlp", "moe"}),
     ),
+    "zamba2": Family(
+        {
+            "layer_types": None,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "max_position_embeddings": 4096,
+            "intermediate_size": None,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "mamba_d_state": 64,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_ngroups": 1,
+            "n_mamba_heads": 8,
+            "time_step_min": 0.001,
+            "add_bias_linear": False,
+            "num_mem_blocks": 1,
+            "use_shared_attention_adapter": False,
+            "adapter_rank": 128,
+            "use_mem_rope": False,
+        },
+        aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
+        # with it, transformers and the authors' code compute different frequencies
+        fixed={"use_long_context": (False,), "time_step_limit": ((0.0, math.inf), [0.0, math.inf])},
+        unread=frozenset(
+            {
+                *("attention_hidden_size", "mamba_headdim", "kv_channels", "num_query_groups", "hybrid_layer_ids"),
+                *("ffn_hidden_size", "use_conv_bias", "use_mem_eff_path", "chunk_size", "use_shared_mlp_adapter"),
+                *("use_shared_block_lora", "gated_linear_unit"),
+            }
+        ),
+        kinds=frozenset({"linear_attention", "hybrid"}),
+    ),
 }

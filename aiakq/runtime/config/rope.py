@@ -248,15 +248,16 @@ def _check(family: str, rope: Mapping[str, Any]) -> None:
     if kind == "proportional" and family in FAMILIES and family not in _PROPORTIONAL:
         reason = f"aiakq's {family} models do not compute with it"
         raise error("config_key_unsupported", key="rope_type", value=f"{kind!r:.64}", reason=reason)
-    needed = _NEEDED.get(kind, ())
+    needed = () if kind == "dynamic" and rope.get("alpha") else _NEEDED.get(kind, ())  # Hunyuan's has no factor
     if family == "phimoe" and kind == "longrope":
         needed += ("short_mscale", "long_mscale")
     for name in needed:
         if rope.get(name) is None:
             raise _malformed(f"rope_type {kind} has no {name}")
     numbers = {name: value for name, value in rope.items() if isinstance(value, int | float)}
-    if numbers.get("factor", 1) <= 0:
-        raise _malformed(f"the factor of rope_type {kind} is {rope['factor']!r:.64}")
+    for name in ("factor", "alpha"):
+        if numbers.get(name, 1) <= 0:
+            raise _malformed(f"the {name} of rope_type {kind} is {rope[name]!r:.64}")
     if not 0 < numbers.get("partial_rotary_factor", 1) <= 1:
         raise _malformed(f"partial_rotary_factor is {rope['partial_rotary_factor']!r:.64}")
     if numbers.get("original_max_position_embeddings", 1) <= 0:

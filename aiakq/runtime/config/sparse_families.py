@@ -45,6 +45,29 @@ _QWEN35: dict[str, tuple[object, ...]] = {
     "output_gate_type": ("swish",),
 }
 _EXPERTS_ALIAS = {"num_experts": "num_local_experts"}
+#: Of Hunyuan's files: what its authors' code can do besides and published models do not.
+_HUNYUAN_FIXED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("use_qk_norm", "use_rotary_pos_emb"), (True,)),
+    **dict.fromkeys(("use_cla", "use_mla", "position_embedding_xdrope", "add_classification_head"), (False,)),
+    **dict.fromkeys(("mlp_bias", "group_limited_greedy"), (False,)),
+    "norm_type": ("rms",),
+    "moe_layer_num_skipped": (0,),
+    "norm_topk_prob": (True,),
+    "routed_scaling_factor": (1.0,),
+}
+#: Sizes of what is fixed to be off, widths that the tensors themselves have, and ids of a tokenizer for images.
+_HUNYUAN_UNREAD = frozenset(
+    {
+        *("cla_share_factor", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+        *("xdrope_section", "pool_type", "class_num", "dense_list", "n_group", "topk_group", "moe_drop_tokens"),
+        *("moe_random_routing_dropped_token", "moe_intermediate_size", "num_shared_expert", "skip_cls_token"),
+        *("im_start_id", "im_end_id", "im_newline_id", "text_start_id", "text_end_id", "video_start_id"),
+        *("video_end_id", "mask_init_id", "pad_id", "num_media_embeds", "org_vocab_size", "anyres_pooling_size"),
+        *("anyres_vit_max_image_size", "anyres_vit_two_views", "vit_type", "vit_path", "vit_token", "vit_patch"),
+        *("vit_input_resolution", "vit_used_rms_norm", "vit_remove_prenorm", "vit_add_patchemb_bias"),
+        *("vit_mapping_type", "vit_norm_type"),
+    }
+)
 
 SPARSE: dict[str, Family] = {
     "mixtral": Family(
@@ -351,5 +374,23 @@ SPARSE: dict[str, Family] = {
         aliases={"tie_embedding": "tie_word_embeddings"},
         theta=1e6,
         kinds=frozenset({"conv"}),
+    ),
+    "hunyuan_v1_dense": Family(
+        llama_keys(rms_norm_eps=1e-5, **ATTENTION_BIAS),
+        aliases={"attention_head_dim": "head_dim"},
+        fixed={**_HUNYUAN_FIXED, "use_mixed_mlp_moe": (False,), "num_experts": (1,), "moe_topk": (1,)},
+        unread=_HUNYUAN_UNREAD,
+        rope_keys=frozenset({"alpha"}),
+    ),
+    "hunyuan_v1_moe": Family(
+        llama_keys(rms_norm_eps=1e-5, num_experts=1, moe_topk=1, **ATTENTION_BIAS),
+        aliases={
+            "attention_head_dim": "head_dim",
+            "num_local_experts": "num_experts",
+            "num_experts_per_tok": "moe_topk",
+        },
+        fixed={**_HUNYUAN_FIXED, "use_mixed_mlp_moe": (True,)},
+        unread=_HUNYUAN_UNREAD,
+        rope_keys=frozenset({"alpha"}),
     ),
 }

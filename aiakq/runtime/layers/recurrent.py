@@ -240,36 +240,15 @@ def _plain(x: LinearInput) -> Tensor:
     return x
 
 
-class ParallelMixers:
-    """Attention and a recurrent layer with the same input, whose outputs are added (Falcon-H1).
+class HybridMixer:
+    """Base class of layers with attention and a recurrent layer, whose cache has keys and values and states."""
 
-    before, after  factors of the inputs and of the outputs of attention and of the recurrent layer.
-    """
-
-    def __init__(
-        self,
-        attention: Attention,
-        recurrent: GatedRecurrence,
-        before: tuple[float, float],
-        after: tuple[float, float],
-        ops: Ops,
-    ) -> None:
+    def __init__(self, attention: Attention, recurrent: GatedRecurrence) -> None:
         self.attention, self.recurrent = attention, recurrent
-        self._before: list[Scaling | None] = [None if scale == 1 else ops.scaling(scale) for scale in before]
-        self._after = [ops.scaling(scale) for scale in after]
 
     def input_layout(self, m: int) -> ActivationLayout | None:
-        """Return None, since two layers read the input."""
+        """Return None, since not only one layer reads the input."""
         return None
-
-    def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
-        """x [T, hidden] and positions [T] int64 -> [T, hidden]; updates ``cache``, a HybridCache."""
-        assert isinstance(x, Tensor) and isinstance(cache, HybridCache)
-        inputs = [x if scale is None else scale(x) for scale in self._before]
-        attended = self.attention(inputs[0], positions, cache.paged, context)
-        mixed = self.recurrent(inputs[1], positions, cache.states, context)
-        for_attention, for_recurrent = self._after
-        return for_recurrent(mixed, for_attention(attended, out=attended), out=mixed)
 
     def cache_bytes(self, dtype: torch.dtype) -> int:
         """Return the bytes of one token's keys and values in a cache of ``dtype``."""
@@ -285,3 +264,31 @@ class ParallelMixers:
             self.attention.new_cache(pages, page_size, state_rows),
             self.recurrent.new_cache(pages, page_size, state_rows),
         )
+
+
+class ParallelMixers(HybridMixer):
+    """Attention and a recurrent layer with the same input, whose outputs are added (Falcon-H1).
+
+    before, after  factors of the inputs and of the outputs of attention and of the recurrent layer.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        recurrent: GatedRecurrence,
+        before: tuple[float, float],
+        after: tuple[float, float],
+        ops: Ops,
+    ) -> None:
+        super().__init__(attention, recurrent)
+        self._before: list[Scaling | None] = [None if scale == 1 else ops.scaling(scale) for scale in before]
+        self._after = [ops.scaling(scale) for scale in after]
+
+    def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """x [T, hidden] and positions [T] int64 -> [T, hidden]; updates ``cache``, a HybridCache."""
+        assert isinstance(x, Tensor) and isinstance(cache, HybridCache)
+        inputs = [x if scale is None else scale(x) for scale in self._before]
+        attended = self.attention(inputs[0], positions, cache.paged, context)
+        mixed = self.recurrent(inputs[1], positions, cache.states, context)
+        for_attention, for_recurrent = self._after
+        return for_recurrent(mixed, for_attention(attended, out=attended), out=mixed)

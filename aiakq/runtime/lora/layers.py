@@ -29,8 +29,10 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torc
 
 
 def is_adaptable(name: str) -> bool:
-    """Whether a linear layer of this name can have adapters: it is not part of an expert."""
-    return not _EXPERT.search(name)
+    """Whether a linear layer of this name can have adapters: it is not part of an expert, and not shared by layers,
+    each of which would have an adapter of its own (Zamba 2).
+    """
+    return not _EXPERT.search(name) and ".shared_transformer." not in name
 
 
 def find_module(name: str, modules: Collection[str]) -> str | None:

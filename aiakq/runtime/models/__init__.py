@@ -87,6 +87,9 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
         "MiniMaxM2ForCausalLM": "aiakq.runtime.models.minimax_m2",
         "MiniMaxForCausalLM": "aiakq.runtime.models.minimax",
         "KimiLinearForCausalLM": "aiakq.runtime.models.kimi_linear",
+        "Zamba2ForCausalLM": "aiakq.runtime.models.zamba2",
+        "HunYuanDenseV1ForCausalLM": "aiakq.runtime.models.hunyuan",
+        "HunYuanMoEV1ForCausalLM": "aiakq.runtime.models.hunyuan",
     },
 )
 

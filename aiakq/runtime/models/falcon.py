@@ -63,7 +63,7 @@ class FalconAlibiBuilder(FalconBuilder, AlibiBuilder):
 
         The authors' and transformers' code rounds each bias to bfloat16; here, as in the paper, biases are not rounded.
         """
-        return super().slopes() / math.sqrt(self.config.head_dim)
+        return super().slopes() * math.sqrt(1 / self.config.head_dim)
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

@@ -26,8 +26,10 @@ METHODS = sorted(set(ALL_METHODS) - {"gguf"})
 FAMILIES = (
     "LlamaForCausalLM", "OPTForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "Qwen2MoeForCausalLM",
     "BloomForCausalLM", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM", "Mamba2ForCausalLM", "FalconH1ForCausalLM",
-    "NemotronHForCausalLM", "JambaForCausalLM", "GPT2LMHeadModel",
+    "NemotronHForCausalLM", "JambaForCausalLM", "Zamba2ForCausalLM", "GPT2LMHeadModel",
 )  # fmt: skip
+#: Those whose later layers read the embeddings of the first stage.
+ONE_STAGE = {"Zamba2ForCausalLM"}
 #: Ranks of a stage, and stages.
 SHAPES = {"float32": ((2, 1), (3, 1), (4, 1), (1, 2), (2, 2)), "bfloat16": ((2, 1), (1, 3))}
 if os.environ.get("AIAKQ_EVERY_ARCHITECTURE"):
@@ -99,7 +101,8 @@ def test_every_family_gives_the_same_on_two_ranks_and_two_stages(architecture, t
     folder = tiny_model(architecture)
     alone = answers(folder, dtype="float32")
     assert answers(folder, dtype="float32", tensor_parallel_size=2) == alone
-    assert answers(folder, dtype="float32", pipeline_parallel_size=2) == alone
+    if architecture not in ONE_STAGE:
+        assert answers(folder, dtype="float32", pipeline_parallel_size=2) == alone
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ TOLERANCE = 1e-4
 #: Where transformers' own float32 is further than that from its float64, or both together are: the chunked form of the
 #: delta rule by 1.5e-4 (ours by 0.8e-4), that of Kimi Linear by 1.2e-4 (ours by 0.6e-4), OLMo-Hybrid by up to 3.4e-4
 #: (ours by 0.8e-4), Mamba by 0.4e-4 (ours by 0.6e-4), FalconMamba by 0.5e-4 (ours by 1.2e-4).
-RECURRENT = ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "KimiLinear", "Mamba", "FalconMamba", "Jamba")
+RECURRENT = ("Zamba2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "KimiLinear", "Mamba", "FalconMamba", "Jamba")
 TOLERANCES = {f"{name}ForCausalLM": 3e-4 for name in RECURRENT} | {"OlmoHybridForCausalLM": 6e-4}
 MODES: dict[str, dict[str, Any]] = {
     "batch": {},
@@ -362,6 +362,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_local_experts": 0, "position_embedding_type": "rope"},
         {"layer_types": ["mamba", "attention", "mamba"]},
     ),
+    "hunyuan with biases, and without a stretched base": (
+        "HunYuanDenseV1ForCausalLM",
+        {"attention_bias": True, "rope_parameters": None},
+        {},
+    ),
+    "hunyuan with lists by layer": ("HunYuanMoEV1ForCausalLM", {"moe_topk": [1, 3]}, {"num_shared_expert": [1, 1]}),
     "mpt with scores of zero": ("MptForCausalLM", {"attn_config": {"softmax_scale": 0.0}}, {}),
     "granite with multipliers of zero": (
         "GraniteForCausalLM",
