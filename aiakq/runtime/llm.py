@@ -27,7 +27,6 @@ from aiakq.runtime.protocol.request import Request, RequestOptions
 from aiakq.runtime.protocol.request_output import RequestOutput
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.speech.offline import OfflineSpeech, TranscriptionMethods
-from aiakq.runtime.text.message_parts import images_in
 from aiakq.runtime.text.output_processor import OutputProcessor, truncated
 from aiakq.runtime.text.tokenizer import is_panic
 
@@ -238,7 +237,7 @@ class LLM(PoolingMethods, TranscriptionMethods):
 
     def _read_chat(self, messages: list[dict[str, object]], *arguments: Any) -> TokenizedPrompt:
         """Render and tokenize a conversation."""
-        images, token = self._images.in_conversation(images_in(messages))
+        images, token = self._images.in_conversation(messages)
         text, ids = self._tokenized(self.tokenizer.chat_tokens, messages, *arguments, token)
         return self._images.add(text, ids, images, "messages") if images else TokenizedPrompt(text, ids)
 

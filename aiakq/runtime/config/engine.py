@@ -7,18 +7,22 @@ from dataclasses import dataclass, replace
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.arguments.server import engine_arguments
-from aiakq.formats.model_folder import first_architecture
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.compilation import CompilationConfig
 from aiakq.runtime.config.device import DeviceConfig
 from aiakq.runtime.config.hf_config import GenerationConfig, model_config, with_overrides_as_values
 from aiakq.runtime.config.load import LoadConfig
 from aiakq.runtime.config.model import ModelConfig, OutputHead, length_limit
-from aiakq.runtime.config.multimodal import MAX_ENCODER_CACHE_TOKENS, MultimodalConfig
+from aiakq.runtime.config.multimodal import (
+    GENERATION_KEYS,
+    MAX_ENCODER_CACHE_TOKENS,
+    MultimodalConfig,
+    SpeechConfig,
+    transcribes_audio,
+)
 from aiakq.runtime.config.parallel import ParallelConfig
 from aiakq.runtime.config.quantization import check_rotation, check_scales, checked_spec, rounding_spec
 from aiakq.runtime.config.scheduler import SchedulerConfig
-from aiakq.runtime.config.speech import GENERATION_KEYS, SpeechConfig, check_task, is_speech
 from aiakq.runtime.pooling.config import PoolingConfig
 from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.spec import QuantSpec
@@ -77,8 +81,8 @@ class EngineConfig:
         rounding = rounding_spec(load.path, raw, args.quantization)
         spec = rounding or checked_spec(load.path, raw, args.quantization)
         load = replace(load, rounds=rounding is not None)
-        check_task(args, first_architecture(raw))
-        pooling = None if is_speech(first_architecture(raw)) else PoolingConfig.from_args(args, load.path, raw)
+        transcribes = transcribes_audio(args, raw)
+        pooling = None if transcribes else PoolingConfig.from_args(args, load.path, raw)
         model = ModelConfig.from_hf(raw if pooling is None else pooling.model_config(raw))
         stated, raw = raw, dict(model.raw)
         max_model_len = length_limit(args, model, None if pooling is None else pooling.max_length)
@@ -93,7 +97,6 @@ class EngineConfig:
         if reads_both_ways:
             cache = replace(cache, enable_prefix_caching=False)  # every token depends on those behind it, too
         on_cpu = device.device.type == "cpu"
-        generation_keys = GENERATION_KEYS if is_speech(model.architecture) else ()
         config = EngineConfig(
             model=model,
             load=load,
@@ -104,26 +107,15 @@ class EngineConfig:
             scheduler=SchedulerConfig.from_args(args, max_model_len, on_cpu, model.is_recurrent, reads_both_ways),
             parallel=ParallelConfig.from_args(args, device.device.type),
             compilation=CompilationConfig.from_args(args),
-            generation=GenerationConfig.from_args(load.path, args, raw, model.vocab_size, generation_keys),
+            generation=GenerationConfig.from_args(
+                load.path, args, raw, model.vocab_size, GENERATION_KEYS if transcribes else ()
+            ),
             max_model_len=max_model_len,
             fit_model_len=args.max_model_len == "auto",
             max_logprobs=model.vocab_size if args.max_logprobs == -1 else args.max_logprobs,
             pooling=pooling,
         )
-        speech = SpeechConfig.from_args(args, load.path, stated, model.vocab_size, device.device.type)
-        if speech is not None:
-            tokens = speech.cache_tokens(config.scheduler.max_num_seqs)
-            config = replace(config, speech=speech, scheduler=replace(config.scheduler, encoder_cache_tokens=tokens))
-        elif pooling is None:
-            speculation = config.scheduler.speculation
-            has_draft_model = speculation is not None and speculation.model is not None
-            multimodal = MultimodalConfig.from_args(args, str(load.path), stated, has_draft_model)
-            config = replace(config, multimodal=multimodal)
-            if multimodal is not None and not multimodal.refusal:
-                tokens = min(max_model_len, MAX_ENCODER_CACHE_TOKENS)
-                scheduler = replace(config.scheduler, encoder_cache_tokens=tokens)
-                grid = multimodal.grid(scheduler.max_num_batched_tokens)
-                config = replace(config, scheduler=scheduler, model=replace(model, grid=grid))
+        config = _with_media(config, args, stated)
         embeds = pooling is not None and not pooling.label_tokens
         check_rotation(stated, config.scheduler.lora is not None, embeds)
         if config.scheduler.lora is not None:
@@ -137,6 +129,30 @@ _SHARED = {
     *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "max_seq_len_to_capture", "enforce_eager"),
     *("trust_remote_code", "hf_token", "download_dir", "model_impl"),
 }
+
+
+def _with_media(config: EngineConfig, args: EngineArguments, stated: Mapping[str, object]) -> EngineConfig:
+    """Return ``config`` with what the model of config.json ``stated`` reads besides text.
+
+    Raises what ``SpeechConfig.from_args`` and ``MultimodalConfig.from_args`` raise.
+    """
+    model, folder, device = config.model, config.load.path, config.device.device.type
+    speech = SpeechConfig.from_args(args, folder, stated, model.vocab_size, device)
+    if speech is not None:
+        tokens = speech.cache_tokens(config.scheduler.max_num_seqs)
+        return replace(config, speech=speech, scheduler=replace(config.scheduler, encoder_cache_tokens=tokens))
+    if config.pooling is not None:
+        return config
+    speculation = config.scheduler.speculation
+    has_draft_model = speculation is not None and speculation.model is not None
+    multimodal = MultimodalConfig.from_args(args, str(folder), stated, has_draft_model)
+    config = replace(config, multimodal=multimodal)
+    if multimodal is None or multimodal.refusal:
+        return config
+    tokens = min(config.max_model_len, MAX_ENCODER_CACHE_TOKENS)
+    scheduler = replace(config.scheduler, encoder_cache_tokens=tokens)
+    grid = multimodal.grid(scheduler.max_num_batched_tokens)
+    return replace(config, scheduler=scheduler, model=replace(model, grid=grid))
 
 
 def _with_draft(config: EngineConfig, args: EngineArguments) -> EngineConfig:

@@ -1,4 +1,4 @@
-"""MultimodalConfig: whether a checkpoint's images are computed, and how. Standard library only."""
+"""MultimodalConfig: whether a checkpoint's images are computed, and how. That of audio is in speech.py. No torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import error
 from aiakq.runtime.config.rope import GridRope
+from aiakq.runtime.config.speech import GENERATION_KEYS as GENERATION_KEYS
+from aiakq.runtime.config.speech import SpeechConfig as SpeechConfig
+from aiakq.runtime.config.speech import transcribes_audio as transcribes_audio
 from aiakq.runtime.config.text_part import with_text_config
 from aiakq.runtime.protocol.media import IMAGE_ARCHITECTURES, MAX_ITEMS
 

@@ -183,21 +183,25 @@ class SpeechConfig:
         )
 
 
-def check_task(args: EngineArguments, architecture: str) -> None:
-    """Raise ``option_conflict`` if --task, --runner or --convert ask for what a model of ``architecture`` does not do:
-    a model that transcribes does nothing else, and no other model does.
+def transcribes_audio(args: EngineArguments, raw: Mapping[str, object]) -> bool:
+    """Return whether the model of config.json ``raw`` transcribes audio.
+
+    Raises ``option_conflict`` if --task, --runner or --convert ask for what it does not do: a model that transcribes
+    does nothing else, and no other model does.
     """
+    architecture = first_architecture(raw)
     transcribes = is_speech(architecture)
     if args.task == "transcription" and not transcribes:
         raise _conflict("--task transcription", f"{architecture:.64} does not read audio")
     if not transcribes:
-        return
+        return False
     if args.task not in ("auto", "transcription"):
         raise _conflict(f"--task {args.task}", "the model transcribes audio")
     if args.runner == "pooling":
         raise _conflict("--runner pooling", "the model transcribes audio")
     if args.convert not in ("auto", "none"):
         raise _conflict(f"--convert {args.convert}", "the model transcribes audio")
+    return True
 
 
 def _check(args: EngineArguments, device_type: str) -> None:

@@ -28,7 +28,7 @@ class TranscriptTokens(RowTransform):
         return None if spec.options.rules is None else TranscriptTokens(spec.options.rules)
 
     def apply(self, logits: Tensor, outputs: Outputs) -> None:
-        """See RowTransform."""
+        """See RowTransform; logits [V]."""
         rules, seen = self._rules, outputs.token_ids
         forbidden = rules.suppressed if seen else [*rules.suppressed, *rules.first_suppressed]
         if forbidden:

@@ -11,7 +11,8 @@ from aiakq.runtime.multimodal.urls import ImageUrls
 from aiakq.runtime.protocol.media import MediaItem, MediaLimits
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
-from aiakq.runtime.text.image_parts import ImagePart, ImageSource
+from aiakq.runtime.text.image_parts import ImageSource
+from aiakq.runtime.text.message_parts import images_in
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
@@ -42,11 +43,12 @@ class OfflineImages:
         ids, media = self.loaded().expanded(token_ids, rgb, [image.param for image in images], place)
         return Prompt(text, ids, media=media)
 
-    def in_conversation(self, images: Sequence[ImagePart]) -> tuple[list[ImageSource], str]:
+    def in_conversation(self, messages: list[dict[str, object]]) -> tuple[list[ImageSource], str]:
         """Return where the images of a conversation come from, and the placeholder of images in prompts.
 
         Raises as ``add``, and what ``ImagePart.source`` raises.
         """
+        images = images_in(messages)
         if images and self._limits.refusal:
             raise images[0].refused(self._limits.refusal)
         return [image.source() for image in images], self.loaded().image_token if images else ""
