@@ -56,7 +56,7 @@ def openapi_document(
         paths[route.openapi_path] = {
             method.lower(): _operation(route, method.lower(), model, references, needs_key) for method in route.methods
         }
-        if unknown_fields and route.request:
+        if unknown_fields and (route.request or route.form is not None):
             for operation in paths[route.openapi_path].values():
                 _allow_unknown_fields(operation["requestBody"])
     document: Schema = {
