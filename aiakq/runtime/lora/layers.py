@@ -25,6 +25,13 @@ from aiakq.runtime.lora.quantized_base import QuantizedBase, dora_factors, fits,
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 #: The part of a module name from the list of layers on; what precedes it depends on the model around the layers.
 _IN_LAYER = re.compile(r"(?:^|\.)((?:layers|h|blocks)\.\d+\..+)$")
+#: Parts of module names in files -> those in transformers' classes, which PEFT writes: of Kimi Linear's step sizes, of
+#: the MLPs and shared experts of it, and of LFM3's gates.
+_OF_CLASSES = (
+    (re.compile(r"\.self_attn\.(f_[ab]_proj)$"), r".self_attn.forget_gate.\1"),
+    (re.compile(r"\.block_sparse_moe\."), ".mlp."),
+    (re.compile(r"\.self_attn\.gate_proj$"), ".self_attn.g_proj"),
+)
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -39,11 +46,20 @@ def find_module(name: str, modules: Collection[str]) -> str | None:
     """Return the name in ``modules`` of the module that an adapter calls ``name``; None if there is none."""
     if name in modules:
         return name
-    inside = _IN_LAYER.search(name)
-    if inside is None:
-        return None
-    found = [module for module in modules if (own := _IN_LAYER.search(module)) and own[1] == inside[1]]
+    inside = _inside(name)
+    found = [module for module in modules if inside is not None and _inside(module) == inside]
     return found[0] if len(found) == 1 else None
+
+
+def _inside(name: str) -> str | None:
+    """Return the part of a module name from the list of layers on, as transformers' class calls it; None outside."""
+    found = _IN_LAYER.search(name)
+    if found is None:
+        return None
+    inside = found[1]
+    for stored, replacement in _OF_CLASSES:
+        inside = stored.sub(replacement, inside)
+    return inside
 
 
 def check_fits(

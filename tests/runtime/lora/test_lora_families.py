@@ -119,3 +119,19 @@ def test_the_output_layer_may_be_adapted(architecture, tiny_model, tmp_path):
     expected = scores_of_peft(model)
     found = scores(LLM(str(folder), **ARGUMENTS), [LoRARequest("head", 1, str(tmp_path))] * len(LENGTHS))
     assert max(difference(*pair) for pair in zip(found, expected, strict=True)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("stored", "of_class"),
+    [
+        ("self_attn.f_a_proj", "self_attn.forget_gate.f_a_proj"),  # Kimi Linear
+        ("block_sparse_moe.shared_experts.up_proj", "mlp.shared_experts.up_proj"),
+        ("self_attn.gate_proj", "self_attn.g_proj"),  # LFM3
+    ],
+)
+def test_modules_have_the_names_of_files_or_of_the_classes_of_transformers(stored, of_class):
+    names = [f"model.layers.1.{name}" for name in (stored, of_class)]
+    for own, other in (names, names[::-1]):
+        assert find_module(own, {own: 0, other: 0}) == own
+        assert find_module(other, [own]) == own
+        assert find_module(other.replace(".1.", ".2."), [own]) is None
