@@ -130,6 +130,7 @@ ROWS = (
     ),
     Row("torchao", "8-bit floats", LayerSpec(8, activation_bits=8, float8=Float8()), (8,)),
     Row("qqq", "4 bits, computed as 8", LayerSpec(8, activation_bits=8), (8,)),
+    Row("bitnet", "ternary, computed as 8", LayerSpec(8, activation_bits=8), (8,)),
     Row("gguf", "Q4_0, Q5_0, Q8_0, Q3_K, Q6_K", LayerSpec(4, 32), (3, 4, 5, 6, 8)),
     Row("gguf", "Q4_1, Q5_1, Q2_K, Q4_K, Q5_K", LayerSpec(4, 32, False), (2, 4, 5), offsets=True),
     Row("gguf", "IQ4_NL, IQ4_XS", LayerSpec(4, 32, table="iq4_nl"), (4,)),

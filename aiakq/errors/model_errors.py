@@ -169,7 +169,7 @@ FOLDER_ERRORS = {
     "format_unsupported": ErrorKind(
         "The quantization format of the checkpoint is not supported: {reason}.",
         "aiakq reads GPTQ, AWQ (gemm, gemv, gemv_fast), AutoRound, compressed-tensors with integers, FP8 or FP4, FP8 "
-        "(fp8, fbgemm_fp8), modelopt, GGUF, bitsandbytes, MLX, HQQ, Marlin, torchao, optimum-quanto, QQQ, "
+        "(fp8, fbgemm_fp8), modelopt, GGUF, bitsandbytes, MLX, HQQ, Marlin, torchao, optimum-quanto, QQQ, BitNet, "
         "AQLM, SqueezeLLM, VPTQ, and formats of installed plugins. Quantize the original model with aiakq quantize, or "
         "take a release in one of them.",
     ),

@@ -46,6 +46,7 @@ FORMATS: Registry[Format] = Registry(
         "quanto": "aiakq.formats.quanto",
         "torchao": "aiakq.formats.torchao",
         "qqq": "aiakq.formats.qqq",
+        "bitnet": "aiakq.formats.bitnet",
         "aqlm": "aiakq.formats.aqlm",
         "squeezellm": "aiakq.formats.squeezellm",
         "vptq": "aiakq.formats.vptq",

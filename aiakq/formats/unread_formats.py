@@ -23,7 +23,6 @@ METHODS = {
     "mxfp8": "MXFP8",
     "eetq": "EETQ",
     "higgs": "HIGGS",
-    "bitnet": "BitNet",
     "spqr": "SpQR",
     "fp_quant": "FP-Quant",
     "sinq": "SINQ",

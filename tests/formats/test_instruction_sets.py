@@ -186,6 +186,6 @@ def test_integers_beside_rounded_activations(kind: str, isa: str) -> None:
 def test_every_format_is_among_the_cases() -> None:
     """A new format needs a fixture, or to be written."""
     held = {Checkpoint.open(HERE / "fixtures" / name).spec.format for name in FIXTURES} | {"gguf"} | set(_FORMATS)
-    emulated = dict.fromkeys(("marlin", "qqq"), "codes of schemes that other cases have")
+    emulated = dict.fromkeys(("marlin", "qqq", "bitnet"), "codes of schemes that other cases have")
     emulated |= dict.fromkeys(("aqlm", "squeezellm"), "decoded at load")
     assert set(formats.FORMATS) == held | emulated.keys()
