@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tiny_further_models import FURTHER
+from tiny_gemma_models import GEMMA4
 
 #: What makes each tiny model unlike the others; sizes that divide by 32 and 128 so that every format can hold them.
 _COMMON = {"vocab_size": 320, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -368,20 +369,6 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["conv", "full_attention", "conv", "sliding_attention", "conv"],
         },
     ),
-    "Gemma4ForCausalLM": (
-        "gemma4_text",
-        {
-            **_LLAMA_LIKE, **_PAD, "num_hidden_layers": 6, "head_dim": 32, "sliding_window": 24,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-            "per_layer_config": {layer: {"head_dim": 64, "num_key_value_heads": 1} for layer in (2, 5)},
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
-                "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.25},
-            },
-            "attention_k_eq_v": True, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
-            "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 320, "final_logit_softcapping": 5.0,
-        },
-    ),
     "Lfm2MoeForCausalLM": (
         "lfm2_moe",
         {
@@ -450,7 +437,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "MiniMaxM2ForCausalLM": ("minimax_m2", {
         **_LLAMA_LIKE, "head_dim": 48, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16,
     }),
-    **FURTHER,
+    **GEMMA4, **FURTHER,
     # The family that the example plugin adds (tests/plugins).
     "ArceeForCausalLM": ("arcee", {**_LLAMA_LIKE, "tie_word_embeddings": False}),
     "GPTNeoXForCausalLM": (

@@ -61,6 +61,8 @@ _BESIDE_TEXT = re.compile(
     r"(mtp(_\w+)?|visual|(vision|audio|image|video)(_\w+)?|mm_projector|multi_modal_projector|embed_(vision|audio))\."
 )
 _LAYER = re.compile(r"(.*\.)?layers\.([0-9]{1,6})\.")
+#: Keys and values of a layer.
+_KEYS = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 #: Modules of a layer that predicts further tokens, as DeepSeek-V3, GLM-4.5 and their relatives name them.
 _PREDICTS_FURTHER = re.compile(r"(eh_proj|enorm|hnorm|shared_head)\.")
 
@@ -89,15 +91,27 @@ def of_first_prediction_layer(names: Iterable[str], num_layers: int) -> set[str]
 
 def describe(names: Collection[str]) -> list[str]:
     """Return one phrase per kind of tensor that is left out, for the start-up table and ``aiakq inspect``."""
-    scales = [name for name in names if is_cache_scale(name)]
-    others = sorted({_module(name) for name in names if not is_cache_scale(name)})
+    scales, keys = [name for name in names if is_cache_scale(name)], _unread_keys(names)
+    others = sorted({_module(name) for name in names if not is_cache_scale(name) and name not in keys})
     found = []
     if scales:
         found.append(f"{len(scales)} scales of a quantized KV cache, which has scales of its own here")
+    if keys:
+        found.append(f"{len(keys)} tensors of keys and values in layers that read those of earlier ones")
     if others:
-        count = len(names) - len(scales)
+        count = len(names) - len(scales) - len(keys)
         found.append(f"{count} tensor{'s' * (count > 1)} beside the model: {', '.join(others[:5])[:200]}")
     return found
+
+
+def _unread_keys(names: Collection[str]) -> set[str]:
+    """Return those of ``names`` that belong to layers of which nothing but keys and values is left out (Gemma 4)."""
+    layers: dict[str, set[str]] = {}
+    for name in names:
+        layer = _LAYER.match(name)
+        if layer is not None and not is_cache_scale(name):
+            layers.setdefault(layer[0], set()).add(name)
+    return {name for each in layers.values() if all(map(_KEYS.search, each)) for name in each}
 
 
 def _module(name: str) -> str:

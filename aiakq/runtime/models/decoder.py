@@ -16,9 +16,8 @@ from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.lora import AdaptedLinear
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.scaling import Scaling
-from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput
+from aiakq.kernels.types import ActivationLayout, AttentionContext, LayerCache, LinearInput
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.attention import LayerCache
 from aiakq.runtime.layers.layer_inputs import LayerEnd, LayerInputs
 from aiakq.runtime.layers.mlp import MLP as MLP
 from aiakq.runtime.layers.mlp import GatedMLP as GatedMLP

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from aiakq import LLM
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.formats.left_out import describe
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import check_inventory
 from aiakq.runtime.models.decoder import Decoder
@@ -46,7 +47,11 @@ def test_keys_that_files_hold_for_layers_without_any_are_left_out(
     unread["model.layers.5.self_attn.k_norm.weight"] = torch.zeros(64)
     save_file(tensors | unread, folder / "model.safetensors", metadata={"format": "pt"})
     config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
-    assert check_inventory(config, Checkpoint.open(folder)) == set(unread)
+    left_out = check_inventory(config, Checkpoint.open(folder))
+    assert left_out == set(unread)
+    assert describe(left_out) == ["3 tensors of keys and values in layers that read those of earlier ones"]
+    beside = {f"model.layers.6.{name}" for name in ("self_attn.k_proj.weight", "eh_proj.weight")}
+    assert describe(left_out | beside)[1:] == ["2 tensors beside the model: model.layers.6"]
     save_file(tensors | {"model.layers.1.self_attn.x.weight": torch.zeros(3)}, folder / "model.safetensors")
     with pytest.raises(AiakqError, match=r"layers\.1\.self_attn\.x"):
         check_inventory(config, Checkpoint.open(folder))
