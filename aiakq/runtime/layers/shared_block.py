@@ -32,7 +32,7 @@ class StepEmbeddings:
         return x
 
 
-class AdaptedLinear(LinearLayer):
+class LowRankSum(LinearLayer):
     """A shared linear layer plus the low-rank layers of one of its uses (Hu et al. 2021, arXiv:2106.09685).
 
     parts  pairs of a layer to the rank and a layer from it, whose concatenated outputs are added to those of ``base``.

@@ -17,7 +17,7 @@ from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention
 from aiakq.runtime.layers.recurrent import GatedRecurrence
 from aiakq.runtime.layers.shared_block import (
-    AdaptedLinear,
+    LowRankSum,
     SharedBlock,
     SharedBlockLayer,
     SharedBlockMixer,
@@ -99,14 +99,14 @@ class Zamba2Builder(DecoderBuilder):
         width = self.config.num_heads * self.config.head_dim
         if self.config.raw.get("use_shared_attention_adapter"):
             names = [f"{prefix}.self_attn.linear_{part}_adapter_list.{use}" for part in "qkv"]
-            qkv = AdaptedLinear(qkv, [self.adapter(name, 2 * D, width) for name in names], self.ops)
+            qkv = LowRankSum(qkv, [self.adapter(name, 2 * D, width) for name in names], self.ops)
         adapter = self.adapter(f"{prefix}.feed_forward.gate_up_proj_adapter_list.{use}", D, 2 * F)
         act = activation(self.config.activation, self.ops)
         return SharedBlock(
             norm,
             Attention(qkv, output, self.attention_spec(layer), self.ops),
             mlp_norm,
-            GatedMLP(AdaptedLinear(gate_up, [adapter], self.ops), down, act),
+            GatedMLP(LowRankSum(gate_up, [adapter], self.ops), down, act),
             self.weights.linear(self.layer_name(layer, "linear"), D, D),
         )
 
