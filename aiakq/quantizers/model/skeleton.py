@@ -16,6 +16,7 @@ from aiakq.quantizers.model.composite import checked_decoder, is_composite
 from aiakq.quantizers.model.groups import block_linears
 from aiakq.runtime.config.encoder_families import encoder_of
 from aiakq.runtime.config.model import check_config, check_sizes
+from aiakq.runtime.config.speech import is_speech
 
 
 def says_tied(config: Mapping[str, object]) -> bool:
@@ -36,6 +37,8 @@ def skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[st
     config_json = checkpoint.config
     composite = is_composite(config_json)
     check_sizes(config_json, len(checkpoint.inventory))
+    if is_speech(first_architecture(config_json)):
+        raise error("unsupported", what="Quantizing a model that transcribes audio", hint="Serve it as it is.")
     check_config(checked_decoder(config_json) if composite else config_json, len(checkpoint.inventory))
     known = str(config_json.get("model_type")) in transformers.CONFIG_MAPPING
     if not known and not trust_remote_code:

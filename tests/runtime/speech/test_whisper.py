@@ -195,3 +195,10 @@ def test_an_unknown_key_is_refused(tiny_whisper, tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "encoder_ffn_dim": 64}))
     with pytest.raises(AiakqError, match="tensors of its encoder"):
         LLM(str(folder), device="cpu")
+
+
+def test_quantize_refuses_it_by_name(tiny_whisper, aiakq, tmp_path):
+    ended = aiakq(
+        "quantize", "-i", tiny_whisper, "-o", tmp_path / "out", "-quant_type", "weight_only_int8", "--no-eval"
+    )
+    assert ended.code != 0 and "Quantizing a model that transcribes audio is not supported" in ended.last
