@@ -77,7 +77,7 @@ def _rotated(raw: dict[str, object], scaling: Any, theta: object) -> dict[str, o
     kind, parameters = model_type_of(raw, first_architecture(raw)), raw.get("rope_parameters")
     own = parameters or {} if kind in FAMILIES else _parameters_of_class(kind, raw)
     if own is None or not is_rotary({**raw, "model_type": kind}):
-        raise _bad(option, value, "left out: the positions of this model are not rotary")
+        raise _bad(option, value, "left out: this model has no rotary parameters")
     if differs_by_kind({"model_type": kind, "rope_parameters": own}):
         raise _bad(option, value, "left out: kinds of layers differ here, see rope_parameters in --hf-overrides")
     if scaling is not None:

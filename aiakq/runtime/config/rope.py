@@ -155,6 +155,8 @@ def _parameters(raw: Mapping[str, Any]) -> dict[str, object]:
 def is_rotary(raw: Mapping[str, Any]) -> bool:
     """Whether any layer has rotary embedding, which models without a native family are taken to have."""
     kind = raw.get("model_type")
+    if kind == "falcon":
+        return not raw.get("alibi")
     if kind == "granitemoehybrid":
         return raw.get("position_embedding_type") == "rope"
     if kind == "olmo_hybrid":  # files turn it off with a null rope_theta, not by leaving it out

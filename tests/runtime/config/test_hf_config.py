@@ -34,15 +34,16 @@ def refusal(folder: Path, **arguments: Any) -> AiakqError:
 
 
 @pytest.mark.parametrize(
-    "family", ["OPT", "KimiLinear", "NemotronH", "GraniteMoeHybrid", "OlmoHybrid", "Jamba", "Bloom", "Lfm3"]
+    "family",
+    ["OPT", "KimiLinear", "NemotronH", "GraniteMoeHybrid", "OlmoHybrid", "Jamba", "Bloom", "GPTJ", "Lfm3", "Falcon"],
 )
 def test_rotary_settings_that_a_model_does_not_compute_with_are_refused(
     family: str, changed: Callable[..., Path]
 ) -> None:
-    folder = changed("model", f"{family}ForCausalLM")
+    folder = changed("model", f"{family}ForCausalLM", **({"alibi": True} if family == "Falcon" else {}))
     if family == "Lfm3":
         folder = changed("defaults", f"{family}ForCausalLM", rope_parameters=None)
-    reason = "kinds of layers differ" if family == "Lfm3" else "are not rotary"
+    reason = "kinds of layers differ" if family == "Lfm3" else "has no rotary parameters"
     for option in ({"rope_theta": 77.0}, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}):
         problem = refusal(folder, **option)
         assert problem.id == "bad_option" and reason in str(problem)
@@ -50,7 +51,7 @@ def test_rotary_settings_that_a_model_does_not_compute_with_are_refused(
 
 def test_rotary_settings_that_a_class_of_transformers_does_not_read_are_refused(changed: Callable[..., Path]) -> None:
     learned = changed("learned", model_type="xglm", architectures=["XGLMForCausalLM"])
-    assert "are not rotary" in str(refusal(learned, rope_theta=5.0))
+    assert "has no rotary parameters" in str(refusal(learned, rope_theta=5.0))
     changes = {"model_type": "mimo_v2_flash", "architectures": ["MiMoV2FlashForCausalLM"], "rope_parameters": None}
     assert "kinds of layers differ" in str(refusal(changed("kinds", **changes), rope_theta=5.0))
 
