@@ -20,6 +20,7 @@ from aiakq.formats.quantization_config import CONFIG_KEYS, MLX_KEY
 from aiakq.runtime.config.encoder_families import ENCODER_FAMILIES, ENCODER_TYPES, encoder_config, encoder_of
 from aiakq.runtime.config.families import FAMILIES, MODEL_TYPES
 from aiakq.runtime.config.family_keys import KIMI_LINEAR_ATTENTION, REQUIRED, Family
+from aiakq.runtime.config.speech import SPEECH_ARCHITECTURES
 
 #: Read for every family: what it is, its weights, and lengths that only limit the context.
 _ALWAYS = frozenset(
@@ -277,7 +278,8 @@ def completed(raw: Mapping[str, object], architecture: str) -> dict[str, Any]:
     """
     kind = model_type_of(raw, architecture)
     family = (ENCODER_FAMILIES if architecture in ENCODER_TYPES else FAMILIES).get(kind)
-    if family is None:
+    # Of Whisper's classes, only the one that reads audio is native.
+    if family is None or kind in SPEECH_ARCHITECTURES.values() and architecture not in SPEECH_ARCHITECTURES:
         return dict(raw)
     config = _one_spelling(raw, family)
     for key, value in config.items():

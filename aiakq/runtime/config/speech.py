@@ -13,8 +13,8 @@ from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import SIZE, read_value
 from aiakq.formats.model_folder import first_architecture, read_json
 
-#: Architectures whose decoder reads the states of an encoder of audio.
-SPEECH_ARCHITECTURES = frozenset({"WhisperForConditionalGeneration"})
+#: Architectures whose decoder reads the states of an encoder of audio, and the model_type that has keys for both.
+SPEECH_ARCHITECTURES = {"WhisperForConditionalGeneration": "whisper"}
 #: Audios whose keys and values are kept at most.
 _MAX_AUDIOS = 8
 #: Frames of a spectrogram for each state of the encoder: its second convolution has a stride of 2.
