@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from aiakq import formats
 from aiakq.formats.config_values import unsupported
-from aiakq.formats.safetensors_file import TensorInfo
 from aiakq.spec import QuantSpec
+
+if TYPE_CHECKING:  # safetensors_file imports torch, which the server's text processes do without
+    from aiakq.formats.safetensors_file import TensorInfo
 
 #: ``quant_method`` -> what such a checkpoint is.
 METHODS = {
