@@ -9,8 +9,10 @@ import os
 import queue
 import sys
 import threading
+import weakref
 from ctypes import c_size_t, c_void_p
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,9 +45,9 @@ def zeros_on_large_pages(*shape: int, dtype: torch.dtype) -> Tensor:
     if sys.platform != "linux" or size < _LARGE_PAGE:
         return torch.zeros(shape, dtype=dtype)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)  # holds a reference to ``memory``
     _advise(tensor.data_ptr(), size, _MADV_HUGEPAGE)
-    _uncommitted().put(tensor)
+    _uncommitted().put(_Uncommitted(weakref.ref(memory), tensor.data_ptr(), size))
     return tensor.view(dtype).view(shape)
 
 
@@ -58,20 +60,37 @@ def _advise(address: int, size: int, advice: int) -> bool:
     return function is not None and size > 0 and function(c_void_p(address), c_size_t(size), advice) == 0
 
 
-@lru_cache(maxsize=1)
-def _uncommitted() -> queue.SimpleQueue[Tensor]:
-    """Return the queue of a thread that commits the memory of tensors [SIZE] uint8."""
-    tensors: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+class _Uncommitted(NamedTuple):
+    """Memory that may be released before it is committed."""
 
-    def commit() -> None:
+    memory: weakref.ref[mmap.mmap]
+    address: int
+    size: int
+
+    def commit(self) -> None:
+        """Have the system clear the memory, as long as anything needs it."""
+        for start in range(0, self.size, _SLICE):
+            memory = self.memory()
+            # Advice fails on Linux before 5.14, which commits pages when they are written.
+            size = min(_SLICE, self.size - start)
+            if memory is None or not _advise(self.address + start, size, _MADV_POPULATE_WRITE):
+                return
+            del memory
+
+
+@lru_cache(maxsize=1)
+def _uncommitted() -> queue.SimpleQueue[_Uncommitted]:
+    """Return the queue of a thread that commits memory."""
+    waiting: queue.SimpleQueue[_Uncommitted] = queue.SimpleQueue()
+
+    def run() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         while True:
-            tensor = tensors.get()
-            for start in range(0, len(tensor), _SLICE):
-                # Fails on Linux before 5.14, which commits pages when they are written.
-                if not _advise(tensor.data_ptr() + start, min(_SLICE, len(tensor) - start), _MADV_POPULATE_WRITE):
-                    break
-            del tensor
+            waiting.get().commit()
 
-    threading.Thread(target=commit, name="commit-memory", daemon=True).start()
-    return tensors
+    threading.Thread(target=run, name="commit-memory", daemon=True).start()
+    return waiting
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_uncommitted.cache_clear)  # threads do not survive

@@ -48,6 +48,14 @@ def test_zeros_are_committed_beside_what_writes_them() -> None:
     assert int(cache.sum(dtype=torch.int64)) == 7
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_that_was_released_is_not_committed() -> None:
+    before = resident()
+    for _ in range(40):
+        memory.zeros_on_large_pages(SIZE, dtype=torch.int8)
+        assert resident() - before < SIZE // 2
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (3, 5), (2**21 + 1,)])
 def test_zeros_of_any_size(shape: tuple[int, ...]) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn):
