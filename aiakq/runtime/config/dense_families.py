@@ -244,7 +244,8 @@ DENSE: dict[str, Family] = {
             "activation": "gelu",
             "tie_word_embeddings": True,
         },
-        fixed={"num_ln_in_parallel_attn": (1, 2)},
+        # Published files have the latter, which transformers' class does not read.
+        fixed={"num_ln_in_parallel_attn": (1, 2), "apply_residual_connection_post_layernorm": (False,)},
     ),
     "phi3": Family(
         llama_keys(

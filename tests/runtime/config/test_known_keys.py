@@ -225,6 +225,18 @@ def test_other_spellings_of_a_key_are_read() -> None:
         ModelConfig.from_hf({**mixtral, "num_experts": 5, "num_local_experts": 6})
 
 
+def test_a_switch_of_falcons_authors_is_read_if_it_is_off() -> None:
+    """Their published files have it; transformers' class does not."""
+    published = {
+        **{name: value for name, value in LLAMA.items() if name != "architectures"},
+        **{"model_type": "falcon", "alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
+    }
+    switch = "apply_residual_connection_post_layernorm"
+    assert completed({**published, switch: False}, "FalconForCausalLM")["alibi"]
+    with pytest.raises(AiakqError, match=f"{switch} = True"):
+        completed({**published, switch: True}, "FalconForCausalLM")
+
+
 def test_two_families_in_one_file_are_refused() -> None:
     problem = refused(model_type="mistral")
     assert problem.id == "config_key_unsupported" and "LlamaForCausalLM" in str(problem)
