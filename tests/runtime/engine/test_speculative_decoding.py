@@ -204,6 +204,14 @@ def hybrid(tiny_model) -> str:
     return str(tiny_model("Qwen3NextForCausalLM"))
 
 
+@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_states_of_every_rank_go_on_there(hybrid, parallel):
+    plain = answers(LLM(hybrid, dtype="float32", max_model_len=128), functions=False)
+    llm = LLM(hybrid, dtype="float32", max_model_len=128, speculative_config=NGRAM, **{parallel: 2})
+    assert answers(replaying(llm, tokens_of(plain), 0.3), functions=False) == plain
+    assert llm.engine.stats.drafts.accepted > 20
+
+
 @pytest.mark.parametrize("mistakes", [0.0, 0.4])
 @pytest.mark.parametrize("mode", ["chunked", "preempted", "small_pages"])
 def test_states_go_on_after_the_draft_tokens_that_were_accepted(hybrid, engine_modes, mode, mistakes):
