@@ -70,8 +70,8 @@ class StateRows:
         if self._caching:
             saves = [(page * P - first - 1, sequence.pages[page - 1]) for page in range(first // P + 1, end // P + 1)]
         rejectable = len(chunk.drafts) + chunk.samples
-        ends = range(max(first + 1, end - rejectable), end + 1)
-        assert len(ends) < self._per_slot, "more draft tokens than there are states for"
+        # Only a chunk that measures how long steps take has more draft tokens than there are states for.
+        ends = range(max(first + 1, end - min(rejectable, self._per_slot - 2)), end + 1)
         # The oldest are overwritten, not the state that is read or those that are read after a rejection.
         positions = self._positions(sequence)
         order = sorted(range(self._per_slot), key=lambda index: positions[index])

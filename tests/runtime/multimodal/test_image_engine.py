@@ -30,8 +30,6 @@ MODES: dict[str, dict[str, Any]] = {
     "operation by operation": {"enforce_eager": True},
     "prompt lookup": {"speculative_model": "[ngram]", "num_speculative_tokens": 3, "ngram_prompt_lookup_max": 2},
 }
-#: What is refused: no drafts with recurrent layers.
-REFUSED = {("prompt lookup", "qwen3_5")}
 
 
 @pytest.fixture(scope="session")
@@ -135,9 +133,7 @@ def alone(vision_model) -> Callable[[str], list[Any]]:
     return computed
 
 
-@pytest.mark.parametrize(
-    ("mode", "kind"), [(mode, kind) for kind in SCHEDULED for mode in MODES if (mode, kind) not in REFUSED]
-)
+@pytest.mark.parametrize(("mode", "kind"), [(mode, kind) for kind in SCHEDULED for mode in MODES])
 def test_the_same_bits_however_the_engine_is_driven(vision_model, alone, mode, kind):
     llm = engine(vision_model(kind), **MODES[mode])
     assert answers(llm, prompts_of(kind)) == alone(kind)
