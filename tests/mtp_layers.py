@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-
 #: Names of the parts in DeepSeek's layout -> in that of Qwen3-Next and Qwen3.5.
 QWEN = {
     "enorm": "pre_fc_norm_embedding",

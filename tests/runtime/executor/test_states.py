@@ -143,7 +143,9 @@ def test_answers_do_not_depend_on_what_happens_to_a_sequence(architecture, kinds
     model = llm.engine.executor.runner.model
     assert {type(cache) for cache in caches} == kinds
     # The row of page 0 is the zero state.
-    counted = 14 * kv_bytes_per_page(model, llm.config.cache) + state_bytes(model, llm.config.scheduler) - model.state_bytes()
+    counted = (
+        14 * kv_bytes_per_page(model, llm.config.cache) + state_bytes(model, llm.config.scheduler) - model.state_bytes()
+    )
     assert taken == counted
 
 
