@@ -5,6 +5,7 @@ part of a projection of the token's embedding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,21 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.ops.scaling import Scaling
+
+
+@dataclass
+class PartialTable:
+    """A table of fewer rows than there are tokens, of which the others have the row of token 0 (Gemma 3n).
+
+    table  embedding of ``rows`` rows.
+    """
+
+    table: EmbeddingLayer
+    rows: int
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """token_ids [T] int64 -> [T, D]."""
+        return self.table(torch.where(token_ids < self.rows, token_ids, 0))
 
 
 @dataclass
@@ -87,9 +103,18 @@ class GatedInput:
         return normed
 
 
+class LayerEnd(Protocol):
+    """What follows a layer."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, inputs: LayerInputRows | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden], which is modified, and residual [T, hidden] or None: see DecoderLayer."""
+
+
 @dataclass
-class LayerEnd:
-    """What follows a layer: its gated input, and a factor on the hidden states.
+class ScaledEnd:
+    """The gated input of a layer, and a factor on the hidden states (Gemma 4).
 
     layer   number of the layer.
     add     a Scaling by one.
@@ -105,7 +130,7 @@ class LayerEnd:
     def __call__(
         self, x: Tensor, residual: Tensor | None, inputs: LayerInputRows | None
     ) -> tuple[Tensor, Tensor | None]:
-        """x [T, hidden], which is modified, and residual [T, hidden] or None: see DecoderLayer."""
+        """x [T, hidden], which is modified, and residual [T, hidden] or None: see LayerEnd."""
         if self.gated is not None:
             assert inputs is not None, "only the first stage has the inputs of layers"
             x = self._sum(x, residual)
