@@ -18,6 +18,19 @@ _SPARSITY = Constraint(type=float, low=0, high=math.nextafter(1, 0), expected="a
 #: In a file without ``activation_sparsity_pattern``, the first layers of a model with more of them are sparse.
 _SPARSE_LAYERS, _USUAL_SPARSITY = 10, 0.95
 
+#: Modules that embed tokens which stand for parts of images and sounds -> keys of their part of config.json, and the
+#: values of one without.
+_EMBEDDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "embed_vision": (
+        "vision_config",
+        {"vocab_offset": 262144, "vocab_size": 128, "hidden_size": 2048, "rms_norm_eps": 1e-6},
+    ),
+    "embed_audio": (
+        "audio_config",
+        {"vocab_offset": 262272, "vocab_size": 128, "hidden_size": 1536, "rms_norm_eps": 1e-6},
+    ),
+}
+
 GEMMA3N = Family(
     llama_keys(
         ("hidden_act",),
@@ -36,6 +49,8 @@ GEMMA3N = Family(
         num_kv_shared_layers=15,
         laurel_rank=64,
         activation_sparsity_pattern=None,
+        rope_local_base_freq=None,
+        media_embedders=None,  # from the model around it
         **ATTENTION_BIAS,
         **{**WINDOW, "sliding_window": 512},
     ),
@@ -45,6 +60,15 @@ GEMMA3N = Family(
     period=5,
     by_layer=frozenset({"intermediate_size"}),
 )
+
+
+def media_embedders(outer: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the modules of the model with this config.json, in order, that embed tokens from ``vocab_offset`` on."""
+    stated = {name: outer.get(key) or {} for name, (key, _) in _EMBEDDERS.items()}
+    return {
+        name: {key: stated[name].get(key, default) for key, default in defaults.items()}
+        for name, (_, defaults) in _EMBEDDERS.items()
+    }
 
 
 def gemma3n_layers(raw: Mapping[str, Any]) -> dict[str, Any]:

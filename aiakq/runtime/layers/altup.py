@@ -1,5 +1,5 @@
-"""Layers of tokens with several hidden states, of which a layer computes with one and corrects all (AltUp; Baykal et al.
-2023, arXiv:2301.13310), in Gemma 3n.
+"""Layers of tokens with several hidden states, of which a layer computes with one and corrects all (AltUp; Baykal et
+al. 2023, arXiv:2301.13310), in Gemma 3n.
 
 Between layers the n states of a token lie side by side, [T, n * hidden], so that everything else sees one wide row.
 What is computed here rather than by an operation is elementwise and in float32, so that no row depends on others.
@@ -123,7 +123,8 @@ class AltUp:
         total = coefficients[:, :, :1] * states[:, :1]
         for number in range(1, n):
             total += coefficients[:, :, number, None] * states[:, number, None]
-        return (total + states).flatten(1).to(x.dtype)
+        predicted: Tensor = (total + states).flatten(1).to(x.dtype)
+        return predicted
 
     def correct(self, predictions: Tensor, activated: Tensor) -> Tensor:
         """predictions [T, n * hidden] and activated [T, hidden], what the layer made of the active one, ->
@@ -132,7 +133,8 @@ class AltUp:
         factors = self.corrections(self._modalities(activated)).float() + 1
         innovation = activated.float() - self.state(predictions).float()
         states = predictions.float().unflatten(1, (self.streams, -1))
-        return (innovation[:, None] * factors[:, :, None] + states).flatten(1).to(predictions.dtype)
+        corrected: Tensor = (innovation[:, None] * factors[:, :, None] + states).flatten(1).to(predictions.dtype)
+        return corrected
 
     def _modalities(self, x: Tensor) -> Tensor:
         return self.tanh(self.router(self.norm(x)))

@@ -18,21 +18,6 @@ from aiakq.kernels.ops.scaling import Scaling
 
 
 @dataclass
-class PartialTable:
-    """A table of fewer rows than there are tokens, of which the others have the row of token 0 (Gemma 3n).
-
-    table  embedding of ``rows`` rows.
-    """
-
-    table: EmbeddingLayer
-    rows: int
-
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        """token_ids [T] int64 -> [T, D]."""
-        return self.table(torch.where(token_ids < self.rows, token_ids, 0))
-
-
-@dataclass
 class LayerInputs:
     """The inputs scale * embedding + norm(projection) of all layers.
 

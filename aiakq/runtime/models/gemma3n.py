@@ -4,122 +4,27 @@ every layer, and last layers that read the keys and values of earlier ones.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from aiakq.errors import error
 from aiakq.formats.config_values import SIZE, read_value
+from aiakq.kernels.ops.embedding import EmbeddingLayer
+from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
-from aiakq.kernels.ops.parallel import REPLICATED, Column, Row
-from aiakq.kernels.types import AttentionSpec
+from aiakq.kernels.ops.parallel import REPLICATED
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.altup import AltUp, Laurel, Magnitude, StreamsBlock, StreamsEnd, StreamsNorm, StreamsStart
-from aiakq.runtime.layers.attention import Attention, ProjectionNorms, ProjectionStep
-from aiakq.runtime.layers.layer_inputs import GatedInput, LayerInputs, PartialTable
+from aiakq.runtime.layers.attention import Attention
+from aiakq.runtime.layers.embedding import MediaTable
 from aiakq.runtime.layers.mlp import GaussianTopK
-from aiakq.runtime.models.builder import DecoderBuilder, unsupported
-from aiakq.runtime.models.decoder import MLP, Decoder, DecoderLayer, GatedMLP, Mixer, Rescale, Weights
-
-
-class LayerInputsBuilder(DecoderBuilder):
-    """The common parts of Gemma 3n and 4."""
-
-    has_head_norms = True
-    scale = 1.0
-
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        super().__init__(config, weights)
-        self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
-        self.input_width = int(config.raw["hidden_size_per_layer_input"])
-        stage = weights.stage
-        if (self.input_width or config.cache_sources) and stage is not None and not (stage.is_first and stage.is_last):
-            what = f"A {config.architecture} whose layers read more than hidden states, in pipeline stages"
-            raise error("unsupported", what=what, hint="Set -pp to 1, or use -tp instead.")
-
-    def after_embedding(self) -> Rescale:
-        """Return the multiplier sqrt(hidden_size), rounded to the activation dtype."""
-        return self.ops.scaling(self._rounded_root(self.config.hidden_size))
-
-    def after_head(self) -> Rescale | None:
-        """Return the softcap of the logits, if the config has one."""
-        cap = self.config.raw.get("final_logit_softcapping")
-        return self.ops.scaling(cap=float(cap)) if cap else None
-
-    def _rounded_root(self, number: int) -> float:
-        return float(torch.tensor(number**0.5, dtype=self.ops.dtype).item())
-
-    # --- attention ---
-
-    def attention(self, layer: int) -> Mixer:
-        """Return the attention of a layer, without keys and values if it reads those of an earlier one."""
-        if layer not in self.config.cache_sources:
-            return super().attention(layer)
-        config, spec, D = self.config.of_layer(layer), self.attention_spec(layer), self.config.hidden_size
-        width = config.num_heads * config.head_dim
-        query, output = (self.layer_name(layer, name) for name in (self.names.qkv[0], self.names.output))
-        return Attention(
-            self.weights.linear(query, width, D, bias=self.qkv_bias, role=Column(spec, "q")),
-            self.weights.linear(output, D, width, bias=self.output_bias, role=Row(spec)),
-            spec,
-            self.ops,
-        )
-
-    def before_attention(self, layer: int) -> list[ProjectionStep]:
-        """Return the norms of value heads, which have no weights."""
-        config = self.config.of_layer(layer)
-        head = config.head_dim
-        norm = self.ops.rms_norm(torch.ones(head, dtype=self.ops.dtype, device=self.ops.device), config.norm_eps)
-        first, count = (config.num_heads + config.num_kv_heads) * head, config.num_kv_heads
-        return [ProjectionNorms([norm] * count, [head] * count, self.ops, first)]
-
-    def attention_spec(self, layer: int) -> AttentionSpec:
-        """Return the parameters of attention."""
-        return replace(super().attention_spec(layer), reads_only=layer in self.config.cache_sources)
-
-    def head_norms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return the weights [D] of the norms of query heads, and of key heads if the layer has some."""
-        if layer not in self.config.cache_sources:
-            return super().head_norms(layer)
-        name = self.layer_name(layer, self.names.q_norm)
-        return self.norm_weight(name, self.config.of_layer(layer).head_dim), None
-
-    # --- inputs of layers ---
-
-    def layer_inputs(self) -> LayerInputs | None:
-        """Return the inputs of all layers: the mean of two parts, times sqrt(2)."""
-        config, P = self.config, self.input_width
-        if not P:
-            return None
-        table, width = "model.embed_tokens_per_layer.weight", P * config.num_layers
-        vocabulary = config.raw["vocab_size_per_layer_input"]
-        embedding, _ = self.weights.embedding(table, vocabulary, width, tied=False)
-        weight = self.norm_weight("model.per_layer_projection_norm", P).float() * 2**-0.5
-        # The projection is divided by sqrt(hidden_size) before its norm: the same as another epsilon.
-        return LayerInputs(
-            embedding=embedding if vocabulary >= config.vocab_size else PartialTable(embedding, vocabulary),
-            projection=self.weights.linear("model.per_layer_model_projection", width, config.hidden_size),
-            norm=self.ops.rms_norm(weight, config.norm_eps * config.hidden_size),
-            scaled=self.ops.scaling(self._rounded_root(P) * 2**-0.5),
-            width=P,
-            layers=config.num_layers,
-        )
-
-    def gated_input(self, layer: int) -> GatedInput | None:
-        """Return what a layer does with its input; None in models without."""
-        D, P = self.config.hidden_size, self.input_width
-        if not P:
-            return None
-        return GatedInput(
-            gate=self.weights.linear(self.layer_name(layer, "per_layer_input_gate"), P, D),
-            projection=self.weights.linear(self.layer_name(layer, "per_layer_projection"), D, P),
-            norm=self.norm(self.layer_name(layer, "post_per_layer_input_norm")),
-            act=activation(self.config.activation, self.ops),
-            copy=self.ops.scaling(),
-            width=P,
-        )
+from aiakq.runtime.models.builder import unsupported
+from aiakq.runtime.models.decoder import MLP, Decoder, DecoderLayer, GatedMLP, Rescale, Weights
+from aiakq.runtime.models.layer_inputs import LayerInputsBuilder
 
 
 class Gemma3nBuilder(LayerInputsBuilder):
@@ -133,16 +38,19 @@ class Gemma3nBuilder(LayerInputsBuilder):
         if self.streams == 1:
             raise unsupported(config, "altup_num_inputs is 1")
         self.magnitude = Magnitude(config.hidden_size, self.ops)
+        self.media: Mapping[str, Mapping[str, Any]] = raw.get("media_embedders") or {}
+        self.check_media()
 
     def block(self, layer: int) -> DecoderLayer:
         """Return a layer; the first one makes the hidden states of a token from its embedding."""
-        norms = [self.norm(self.layer_name(layer, name)) for name in _NORMS]
-        first, after_attention, before, after = norms
+        first, after_attention, before, after = (self.norm(self.layer_name(layer, name)) for name in _NORMS)
+        attention = self.attention(layer)
+        assert isinstance(attention, Attention)
         return StreamsBlock(
             altup=self.altup(layer),
             attention_norm=first,
             laurel=self.laurel(layer),
-            attention=self.attention(layer),
+            attention=attention,
             after_attention=after_attention,
             mlp_norm=before,
             mlp=self.mlp(layer),
@@ -151,6 +59,39 @@ class Gemma3nBuilder(LayerInputsBuilder):
             mean=self.ops.scaling(2**-0.5),
             start=self.start() if layer == 0 else None,
         )
+
+    def embedding(self) -> tuple[EmbeddingLayer, LinearLayer | None]:
+        """Return the embedding of all tokens, scaled but for those of images and sounds, and the output layer."""
+        table, head = super().embedding()
+        if not self.media:
+            return table, head
+        scale = self.ops.scaling(self._rounded_root(self.config.hidden_size))
+        rows = torch.cat([self.media_rows(name, part) for name, part in self.media.items()])
+        return MediaTable(table, scale, self.config.vocab_size - len(rows), rows), head
+
+    def check_media(self) -> None:
+        """Raise ``unsupported`` unless the tokens of images and sounds are the last ones, without gaps."""
+        expected = self.config.vocab_size
+        for name, part in reversed(list(self.media.items())):
+            first, rows = (int(read_value(part, SIZE, key)) for key in ("vocab_offset", "vocab_size"))
+            if first + rows != expected:
+                reason = f"{name} embeds {rows} tokens from {first} on, and not all below {expected}"
+                raise unsupported(self.config, reason)
+            expected = first
+
+    def media_rows(self, name: str, part: Mapping[str, Any]) -> Tensor:
+        """Return the embeddings of the tokens of images, or sounds, as the module ``name`` makes them, [N, hidden]."""
+        rows, width = (int(read_value(part, SIZE, key)) for key in ("vocab_size", "hidden_size"))
+        prefix, D, eps = f"model.{name}", self.config.hidden_size, float(part["rms_norm_eps"])
+        values = self.weights.tensor(f"{prefix}.embedding.weight", rows, width, dtype=torch.float32)
+        weight = self.weights.tensor(f"{prefix}.hard_embedding_norm.weight", width, dtype=torch.float32)
+        projection = self.weights.tensor(f"{prefix}.embedding_projection.weight", D, width, dtype=torch.float32)
+        projected = F.linear(F.rms_norm(values, [width], weight, eps), projection)
+        return F.rms_norm(projected, [D], None, eps).to(self.ops.dtype)
+
+    def after_embedding(self) -> Rescale | None:
+        """Return the multiplier of embeddings; None if some are not multiplied, which the embedding knows."""
+        return None if self.media else super().after_embedding()
 
     def start(self) -> StreamsStart:
         """Return what makes the hidden states of a token from its embedding."""

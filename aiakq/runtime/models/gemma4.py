@@ -21,7 +21,7 @@ from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.layers.layer_inputs import ScaledEnd
 from aiakq.runtime.models.builder import unsupported
 from aiakq.runtime.models.decoder import MLP, Block, Decoder, DecoderLayer, Mixer, Weights
-from aiakq.runtime.models.gemma3n import LayerInputsBuilder
+from aiakq.runtime.models.layer_inputs import LayerInputsBuilder
 from aiakq.runtime.models.mixture import Mixture, size
 
 
