@@ -53,6 +53,12 @@ def test_what_runs_beside_a_request_does_not_change_its_bits(dtype: str, tiny_mo
         assert alone.outputs[0].logprobs == beside.outputs[0].logprobs
 
 
+def test_coefficients_of_hidden_states_are_not_rounded_at_load(tiny_model: Callable[..., Path]) -> None:
+    llm = LLM(str(tiny_model(NAME)), dtype="float32", max_model_len=64, num_gpu_blocks_override=9, quantization="int8")
+    # 18 of the others are coefficients, 3 in each of 6 layers.
+    assert "60 x w8a16: cpu; 28 x w16: cpu" in llm.engine.facts["linear layers"]
+
+
 def around(text: Path, folder: Path, **changes: Any) -> dict[str, torch.nn.Module]:
     """Write a model to ``folder`` that has the one in ``text`` inside; returns its modules beside that by name."""
     from transformers import CONFIG_MAPPING
