@@ -97,7 +97,8 @@ def _describe(weights: CheckpointWeights | DummyWeights, reads_images: bool, rea
     decoded = weights.decoded_remarks if isinstance(weights, CheckpointWeights) else []
     facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks, *decoded])
     if isinstance(weights, CheckpointWeights) and weights.checkpoint.beside_text:
-        facts["model part"] = describe_model_part(weights.checkpoint.beside_text, reads_images, reads_audio)
+        beside = weights.checkpoint.beside_text - weights.stored
+        facts["model part"] = describe_model_part(beside, reads_images, reads_audio)
     if isinstance(weights, CheckpointWeights) and weights.left_out:
         facts["left out"] = "; ".join(describe_left_out(weights.left_out))
     return facts
