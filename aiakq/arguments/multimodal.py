@@ -13,8 +13,8 @@ class MultimodalArguments:
 
     limit_mm_per_prompt: dict[str, object] | None = argument(
         None,
-        'Maximum number of images and audios in a prompt, as a JSON object: {"image": 4, "audio": 2}. 999 if not given; '
-        "0 refuses them.",
+        'Maximum number of images and audios in a prompt, as a JSON object: {"image": 4, "audio": 2}. 999 if not '
+        "given; 0 refuses them.",
     )
     mm_processor_kwargs: dict[str, object] | None = argument(
         None, "Arguments of the model's image processor in transformers, such as size, as a JSON object."
@@ -28,6 +28,6 @@ class MultimodalArguments:
     )
     allowed_media_domains: list[str] | None = argument(
         None,
-        "Hosts from which images and audios are fetched, as names or addresses; every public host if not given. Other addresses "
-        "of this network can only be used if their host is listed.",
+        "Hosts from which images and audios are fetched, as names or addresses; every public host if not given. Other "
+        "addresses of this network can only be used if their host is listed.",
     )
