@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from speech_models import RATE, sound
 
-__all__ = ["ARCHITECTURES", "PLACEHOLDERS", "RATE", "reference_logprobs", "save_audio_model", "sound"]
+__all__ = ["RATE", "sound"]
 
 #: Bins and frames of the spectrogram of a window, which is a second long.
 BINS, FRAMES = 16, 100
@@ -101,6 +101,25 @@ def save_audio_model(kind: str, folder: Path) -> Path:
     settings |= {"padding_side": "right", "padding_value": 0.0, "n_samples": RATE, "nb_max_frames": FRAMES}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def save_with_tekken(folder: Path) -> Path:
+    """Write a Voxtral whose only tokenizer is Mistral's, as the published ones have it."""
+    from mistral_files import SPECIAL, write_tekken
+
+    save_audio_model("voxtral", folder)
+    for path in folder.glob("token*.json"):
+        path.unlink()
+    (folder / "chat_template.jinja").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    special = [*SPECIAL, "[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]"]
+    config["audio_token_id"] = special.index("[AUDIO]")
+    for each in (config, config["text_config"]):
+        each |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 11}
+    (folder / "config.json").write_text(json.dumps(config))
+    encoding = {"num_mel_bins": BINS, "hop_length": 160, "window_size": 400}
+    audio = {"sampling_rate": RATE, "frame_rate": 10.0, "audio_encoding_config": encoding, "chunk_length_s": 1.0}
+    return write_tekken(folder, version="v11", special=special, audio=audio)
 
 
 def features_of(kind: str, folder: Path, audios: Sequence[Any]) -> dict[str, torch.Tensor]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import soundfile
 import torch
-from audio_models import MARKS, PLACEHOLDERS, RATE, reference_logprobs, save_audio_model, sound
+from audio_models import MARKS, PLACEHOLDERS, RATE, reference_logprobs, save_audio_model, save_with_tekken, sound
 from safetensors.torch import load_file, save_file
 
 from aiakq import LLM, SamplingParams
@@ -149,6 +152,29 @@ def test_conversations_have_their_audio_where_the_template_puts_it(hearing_model
     [expected] = llm.generate([prompt], params, use_tqdm=False)
     assert output.prompt_token_ids == expected.prompt_token_ids
     assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_conversations_of_voxtral_are_those_of_mistral_common(tmp_path):
+    pytest.importorskip("mistral_common")
+    from mistral_common.protocol.instruct.request import ChatCompletionRequest
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    folder = save_with_tekken(tmp_path)
+    file = io.BytesIO()
+    soundfile.write(file, sound(1.3, 1), RATE, format="WAV")
+    data = base64.b64encode(file.getvalue()).decode()
+    audio = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    content = [audio, {"type": "text", "text": "[AUDIO] or hello?"}, audio, audio]
+    messages = [{"role": "user", "content": content}]
+    [output] = engine(folder).chat(messages, SamplingParams(temperature=0.0, max_tokens=3), use_tqdm=False)
+    common = MistralTokenizer.from_file(folder / "tekken.json")
+    expected = common.encode_chat_completion(ChatCompletionRequest.from_openai(messages)).tokens
+    assert output.prompt_token_ids == expected and expected.count(24) == 3 * 20
+    [text] = engine(folder).chat([{"role": "user", "content": "hello"}], use_tqdm=False)
+    assert 24 not in text.prompt_token_ids
+    system = {"role": "system", "content": "a"}
+    with pytest.raises(AiakqError, match="System messages are not yet allowed when audio is present"):
+        engine(folder).chat([system, *messages], use_tqdm=False)
 
 
 def test_files_with_the_names_of_modules_give_the_same_bits(hearing_model, alone, tmp_path):

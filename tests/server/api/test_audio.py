@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import soundfile
-from audio_models import RATE, save_audio_model, sound
+from audio_models import RATE, save_audio_model, save_with_tekken, sound
 from openai import OpenAI
 
 from aiakq import LLM, SamplingParams
@@ -150,3 +150,17 @@ def test_only_users_have_audio(hearing):
     messages = [{"role": "system", "content": [input_audio(file_of(1))]}, {"role": "user", "content": "a"}]
     answer = httpx.post(f"{hearing.url}/v1/chat/completions", json={"model": "m", "messages": messages}, timeout=60)
     assert answer.status_code == 400 and "audios are in messages of users" in answer.json()["error"]["message"]
+
+
+def test_conversations_that_mistral_common_encodes_have_audio(tmp_path):
+    pytest.importorskip("mistral_common")
+    folder = str(save_with_tekken(tmp_path))
+    messages = message("hello", input_audio(file_of(1, seconds=1.2)), input_audio(file_of(2)))
+    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    [output] = LLM(folder, **ARGUMENTS).chat(messages, params, use_tqdm=False)
+    body = {"model": "m", "messages": messages, "max_tokens": 5, "temperature": 0}
+    body |= {"return_token_ids": True, "ignore_eos": True}
+    with start_in_background({"model": folder, **ARGUMENTS, "served_model_name": ["m"]}, timeout=240) as running:
+        answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).json()
+    assert answer["prompt_token_ids"] == output.prompt_token_ids
+    assert answer["choices"][0]["token_ids"] == output.outputs[0].token_ids
