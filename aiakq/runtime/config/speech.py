@@ -136,19 +136,15 @@ def _named(raw: Mapping[str, Any], key: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechConfig:
-    """A model that transcribes audio.
+class SpectrogramConfig:
+    """What an encoder of Whisper's kind reads.
 
     folder      the model's.
-    raw         config.json as it is.
-    tokens      the tokens of prompts.
-    num_states  states of the encoder that the decoder reads, for ``num_frames`` frames of a spectrogram.
+    num_states  states of the encoder for ``num_frames`` frames of a spectrogram.
     num_bins    frequencies of a spectrogram.
     """
 
     folder: str
-    raw: Mapping[str, Any]
-    tokens: SpeechTokens
     num_states: int
     num_bins: int
 
@@ -156,6 +152,27 @@ class SpeechConfig:
     def num_frames(self) -> int:
         """The frames of a spectrogram that the model reads at once, 3000 in published models: 30 s."""
         return self.num_states * FRAMES_PER_STATE
+
+    @staticmethod
+    def of(folder: str, encoder: Mapping[str, object], num_bins: int) -> SpectrogramConfig:
+        """Read the config of an encoder; ``num_bins`` is its family's default."""
+        return SpectrogramConfig(
+            folder=folder,
+            num_states=int(read_value(encoder, SIZE, "max_source_positions", default=1500)),
+            num_bins=int(read_value(encoder, SIZE, "num_mel_bins", default=num_bins)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechConfig(SpectrogramConfig):
+    """A model that transcribes audio.
+
+    raw     config.json as it is.
+    tokens  the tokens of prompts.
+    """
+
+    raw: Mapping[str, Any]
+    tokens: SpeechTokens
 
     def cache_tokens(self, max_num_seqs: int) -> int:
         """Return how many states of encoders are kept."""
@@ -174,13 +191,9 @@ class SpeechConfig:
         if not is_speech(architecture):
             return None
         _check(args, device_type)
-        return SpeechConfig(
-            folder=str(folder),
-            raw=dict(raw),
-            tokens=SpeechTokens.read(folder, vocab_size),
-            num_states=int(read_value(raw, SIZE, "max_source_positions", default=1500)),
-            num_bins=int(read_value(raw, SIZE, "num_mel_bins", default=80)),
-        )
+        read = SpectrogramConfig.of(str(folder), raw, num_bins=80)
+        tokens = SpeechTokens.read(folder, vocab_size)
+        return SpeechConfig(**vars(read), raw=dict(raw), tokens=tokens)
 
 
 def transcribes_audio(args: EngineArguments, raw: Mapping[str, object]) -> bool:

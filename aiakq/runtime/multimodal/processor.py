@@ -1,8 +1,8 @@
-"""ImagePreprocessor: images and the tokens of a prompt become ``MediaItem``s. No torch."""
+"""ImagePreprocessor: what an image is in a prompt and for its encoder. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from aiakq.runtime.multimodal.config_keys import (
 )
 from aiakq.runtime.multimodal.families import image_text
 from aiakq.runtime.multimodal.images import decode_image, refused
-from aiakq.runtime.protocol.media import MediaItem, TensorRecord, media_key
+from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor, Processed
+from aiakq.runtime.protocol.media import TensorRecord
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,26 +32,22 @@ _DTYPES = {"float32": "float32", "float64": "float32", "int64": "int64", "int32"
 _SIDE = 448
 
 
-class ImagePreprocessor:
-    """Preprocesses images with transformers' processor of the model, one at a time.
+class ImagePreprocessor(MediaPreprocessor):
+    """Preprocesses images with transformers' processor of the model."""
 
-    Each image is processed alone: what its tensors are does not depend on the others of the prompt.
-    """
+    kind = "image"
 
     def __init__(self, config: MultimodalConfig, processor: Any, tokenizer: Tokenizer) -> None:
         """Raises ``model_incomplete`` if the tokenizer lacks the token of images, and ``bad_option`` for arguments that
         the processor does not take.
         """
-        self._image_token_id = config.image_token_id
-        [token] = tokenizer.raw_tokens([config.image_token_id])
-        self._encode: Callable[[str, bool], list[int]] = tokenizer.encode
+        [token] = tokenizer.raw_tokens([config.token_id])
         self._processor = processor
         named = _special(tokenizer, config.folder)
         completed = _completed(config.raw)
         self._text = image_text(config.architecture, completed, token, named)
-        self._placeholder_id = completed.get(self._text.placeholder_key, config.image_token_id)
-        [self.image_token] = tokenizer.raw_tokens([self._placeholder_id])
-        self._newlines = Newlines(tokenizer)
+        super().__init__(config, tokenizer, completed.get(self._text.placeholder_key, config.token_id))
+        self.is_whole = self._text.is_whole
         self._options = {**self._text.defaults, **config.processor_kwargs, **self._text.options}
         if config.processor_kwargs:
             self._try_arguments(config.processor_kwargs)
@@ -94,59 +91,9 @@ class ImagePreprocessor:
             file = f"the image processor in '{folder}'"
             raise error("model_malformed", file=file, reason=first_line(failure)[:200]) from failure
 
-    def expanded(
-        self, token_ids: Sequence[int], images: Sequence[Image | bytes], params: Sequence[str], prompt: str = "prompt"
-    ) -> tuple[list[int], tuple[MediaItem, ...]]:
-        """Return the tokens of a prompt with each placeholder replaced by the tokens of its image, and the images.
-
-        images  images in RGB, or their files.
-        params  names of the images in errors.
-        prompt  that of the prompt.
-
-        Raises ``media_refused`` for an image that is damaged or too large or that the processor rejects, and unless
-        there are as many placeholders.
-        """
-        found = token_ids.count(self._placeholder_id)
-        if self._placeholder_id != self._image_token_id and self._image_token_id in token_ids:
-            raise refused(prompt, f"it has the token {self._image_token_id}, which stands for a part of an image")
-        if found != len(images):
-            reason = f"there are {len(images)} images for its {found} placeholders {self.image_token}"
-            raise refused(prompt, reason)
-        ids: list[int] = []
-        items = []
-        begin = 0
-        for image, param in zip(images, params, strict=True):
-            at = token_ids.index(self._placeholder_id, begin)
-            ids += token_ids[begin:at]
-            decoded = decode_image(image, param) if isinstance(image, bytes) else image
-            text, tensors, grid = self._processed(decoded, param)
-            begin = at + 1
-            if text.endswith("\n"):  # a tokenizer has tokens for several line ends
-                text, begin = self._joined(text, ids, token_ids, begin, param)
-            own, key, is_whole = self._encode(text, False), media_key("image", tensors), self._text.is_whole
-            items.append(MediaItem("image", key, self._places(own, len(ids)), tensors, grid, is_whole))
-            ids += own
-        return ids + list(token_ids[begin:]), tuple(items)
-
-    def _joined(self, text: str, ids: list[int], token_ids: Sequence[int], begin: int, param: str) -> tuple[str, int]:
-        """Return the text of an image with the line ends around it, which are removed from ``ids``, and the first token
-        behind these: transformers' processor tokenizes all of them together.
-
-        Raises ``media_refused`` if ``text`` begins with a word that could be the end of another one.
-        """
-        if not text.startswith("\n") and ids and not self._newlines.ends_word(ids[-1]):
-            raise refused(param, "with pan and scan, an image has to begin a line")
-        before = after = 0
-        while text.startswith("\n") and ids and (count := self._newlines.count(ids[-1])):
-            before += count
-            ids.pop()
-        while begin < len(token_ids) and (count := self._newlines.count(token_ids[begin])):
-            after += count
-            begin += 1
-        return "\n" * before + text + "\n" * after, begin
-
-    def _processed(self, image: Image, param: str) -> tuple[str, dict[str, TensorRecord], tuple[int, int] | None]:
-        """Return the text, the tensors and the grid of one image."""
+    def _processed(self, media: Image | bytes, param: str) -> Processed:
+        """See ``MediaPreprocessor``."""
+        image = decode_image(media, param) if isinstance(media, bytes) else media
         try:
             processed = self._processor([image], return_tensors="np", **self._options)
             text, grid = self._text.text(processed), self._text.grid(processed)
@@ -157,39 +104,7 @@ class ImagePreprocessor:
             reason = f"the model's image processor rejects it ({one_line(failure).rstrip('.')[:200]})"
             raise refused(param, f"{reason}; it has {width} x {height} pixels") from failure
         tensors = {name: _record(processed[name]) for name in self._text.tensors if name in processed}
-        return text, tensors, grid
-
-    def _places(self, ids: list[int], start: int) -> list[tuple[int, int]]:
-        """Return the runs of placeholders in the tokens of an image, which are at ``start`` of the prompt."""
-        places: list[tuple[int, int]] = []
-        for number, token in enumerate(ids, start):
-            if token != self._image_token_id:
-                continue
-            if places and sum(places[-1]) == number:
-                places[-1] = (places[-1][0], places[-1][1] + 1)
-            else:
-                places.append((number, 1))
-        return places
-
-
-class Newlines:
-    """Which tokens are line ends."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._counts: dict[int, int] = {}
-
-    def count(self, token: int) -> int:
-        """Return the number of line ends that ``token`` consists of; 0 for any other token."""
-        found = self._counts.get(token)
-        if found is None:
-            text = self._tokenizer.decode([token], skip_special_tokens=False)
-            found = self._counts[token] = len(text) if text.strip("\n") == "" else 0
-        return found
-
-    def ends_word(self, token: int) -> bool:
-        """Whether no word of text goes on behind ``token``."""
-        return self.count(token) > 0 or token in self._tokenizer.special_ids
+        return Processed(tensors, text, grid=grid)
 
 
 def _record(array: Any) -> TensorRecord:

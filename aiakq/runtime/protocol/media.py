@@ -1,5 +1,5 @@
-"""Media of a prompt: images, whose embeddings take the place of those of some of its tokens, or the audio that all of
-its tokens read.
+"""Media of a prompt: images or audios, whose embeddings take the place of those of some of its tokens, or the audio
+that all of its tokens read.
 
 A ``MediaItem`` is made where the prompt is tokenized; the engine schedules by its key and places, and only an executor
 reads its tensors.
@@ -16,6 +16,8 @@ import msgspec
 from aiakq.errors import error
 
 MediaKind = Literal["image", "audio"]
+#: What several items of a kind are called.
+PLURALS: Mapping[MediaKind, str] = {"image": "images", "audio": "audios"}
 #: Default of --limit-mm-per-prompt, as in vLLM.
 MAX_ITEMS = 999
 
@@ -34,6 +36,8 @@ IMAGE_ARCHITECTURES = (
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
 )
+#: The same of audio.
+AUDIO_ARCHITECTURES = ("Qwen2AudioForConditionalGeneration", "VoxtralForConditionalGeneration")
 
 
 class TensorRecord(msgspec.Struct, frozen=True):
@@ -45,7 +49,7 @@ class TensorRecord(msgspec.Struct, frozen=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """One image of a prompt, or its audio, preprocessed.
+    """One image or audio of a prompt, preprocessed.
 
     key      hash of everything that its embeddings depend on; see ``media_key``.
     places   (first token, number of tokens) of the runs of prompt tokens that its embeddings replace, ascending. Tokens
@@ -109,21 +113,24 @@ def media_key(kind: str, tensors: Mapping[str, TensorRecord]) -> str:
 class MediaLimits(msgspec.Struct, frozen=True):
     """What a model accepts besides text.
 
-    refusal         why it takes no images; "" if it does.
-    max_items       images per prompt.
-    max_embeddings  tokens that all images of a prompt take together: the encoder cache holds them.
+    refusal         why it takes no media; "" if it does.
+    max_items       items per prompt.
+    max_embeddings  tokens that all items of a prompt take together: the encoder cache holds them.
+    kind            of the media.
     """
 
     refusal: str = ""
     max_items: int = MAX_ITEMS
     max_embeddings: int = 0
+    kind: MediaKind = "image"
 
     def check_count(self, count: int, param: str) -> None:
-        """Raise ``unsupported_parameter`` if prompts have no images, and ``media_refused`` if not ``count``."""
+        """Raise ``unsupported_parameter`` if prompts have no media, and ``media_refused`` if not ``count``."""
         if count and self.refusal:
             raise error("unsupported_parameter", param=param, reason=self.refusal)
         if count > self.max_items:
-            reason = f"the number of images is {count}, and --limit-mm-per-prompt allows {self.max_items} in a prompt"
+            allowed = f"--limit-mm-per-prompt allows {self.max_items} in a prompt"
+            reason = f"the number of {PLURALS[self.kind]} is {count}, and {allowed}"
             raise error("media_refused", param=param, reason=reason)
 
     def check(self, items: Iterable[MediaItem], num_tokens: int) -> None:
@@ -131,11 +138,15 @@ class MediaLimits(msgspec.Struct, frozen=True):
         listed, end = list(items), 0
         self.check_count(len(listed), "prompt")
         for item in listed:
+            if item.kind != self.kind:
+                raise error("media_refused", param="prompt", reason=f"the model reads {PLURALS[self.kind]} only")
             for first, count in item.places:
                 if not (count > 0 and end <= first and first + count <= num_tokens):
-                    raise error("media_refused", param="prompt", reason="the places of an image are not in the prompt")
+                    reason = f"the places of one of its {PLURALS[self.kind]} are not in the prompt"
+                    raise error("media_refused", param="prompt", reason=reason)
                 end = first + count
         total = sum(item.num_embeddings for item in listed)
         if total > self.max_embeddings:
-            reason = f"its images take {total} tokens, more than the {self.max_embeddings} of the encoder cache"
+            taken = f"its {PLURALS[self.kind]} take {total} tokens"
+            reason = f"{taken}, more than the {self.max_embeddings} of the encoder cache"
             raise error("media_refused", param="prompt", reason=reason)

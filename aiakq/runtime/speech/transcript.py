@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from aiakq.errors import error
 from aiakq.runtime.config.speech import FRAMES_PER_STATE, SpeechTokens
+from aiakq.runtime.multimodal.spectrogram import window_of
 from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.transcripts import TranscriptRules
-from aiakq.runtime.speech.features import window_of
 
 #: Seconds of a frame of a spectrogram, and of a step of timestamps.
 FRAME, STEP = 0.01, 0.02

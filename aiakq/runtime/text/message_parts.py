@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.errors import error, first_line
+from aiakq.runtime.protocol.media import PLURALS
 from aiakq.runtime.protocol.unicode_text import has_surrogates
-from aiakq.runtime.text.image_parts import IMAGE_PARTS, ImagePart, image_part, take_images
+from aiakq.runtime.text.media_parts import MEDIA_PARTS, MediaPart, media_part, take_media
 
 #: Type of a part with text -> the field of its text.
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -60,7 +61,7 @@ class Content:
     thoughts  its reasoning, one entry per part.
     calls     (id, name, arguments) of its calls.
     results   (id of the call, text, number of texts before it) of its results.
-    images    (image, number of texts before it) of its images.
+    media     (image or audio, number of texts before it).
     is_list   whether it was given as a list.
     """
 
@@ -68,25 +69,25 @@ class Content:
     thoughts: list[str] = field(default_factory=list)
     calls: list[tuple[str | None, str, Any]] = field(default_factory=list)
     results: list[tuple[str | None, str, int]] = field(default_factory=list)
-    images: list[tuple[ImagePart, int]] = field(default_factory=list)
+    media: list[tuple[MediaPart, int]] = field(default_factory=list)
     is_list: bool = False
 
     @property
     def value(self) -> Any:
         """The text as a string, or as parts if it was given as a list; see ``parts``."""
-        return self.parts() if self.is_list and (self.texts or self.images) else "\n".join(self.texts)
+        return self.parts() if self.is_list and (self.texts or self.media) else "\n".join(self.texts)
 
     def parts(self, begin: int = 0, end: int | None = None) -> list[dict[str, Any]]:
-        """Return the texts ``begin`` .. ``end - 1`` as parts of type text, with those of type image among them.
+        """Return the texts ``begin`` .. ``end - 1`` as parts of type text, with those of its media among them.
 
-        An image between two such ranges belongs to the later one.
+        One between two such ranges belongs to the later one.
         """
         is_last = end is None or end == len(self.texts)
         end = len(self.texts) if end is None else end
         parts: list[dict[str, Any]] = []
         for number in range(begin, end + 1):
             if number < end or is_last:
-                parts += [{"type": "image", "image": image} for image, before in self.images if before == number]
+                parts += [{"type": each.media, each.media: each} for each, before in self.media if before == number]
             if number < end:
                 parts += as_parts([self.texts[number]])
         return parts
@@ -170,20 +171,20 @@ def read_messages(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     return [each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")]
 
 
-def read_conversation(messages: list[dict[str, object]], image_token: str) -> list[dict[str, object]]:
-    """Return the messages as ``read_messages`` does, with parts of type image that have no source.
+def read_conversation(messages: list[dict[str, object]], placeholder: str) -> list[dict[str, object]]:
+    """Return the messages as ``read_messages`` does, with parts of type image and audio that have no source.
 
-    Raises as it, and ``unsupported_parameter`` for images without an ``image_token``, their placeholder.
+    Raises as it, and ``unsupported_parameter`` for media without a ``placeholder``.
     """
-    read, images = take_images(read_messages(messages))
-    if images and not image_token:
-        raise images[0].refused("only text is read")
+    read, media = take_media(read_messages(messages))
+    if media and not placeholder:
+        raise media[0].refused("only text is read")
     return read
 
 
-def images_in(messages: list[dict[str, object]]) -> list[ImagePart]:
-    """Return the images of a conversation, in order. Raises as ``read_messages``."""
-    return take_images(read_messages(messages))[1]
+def media_in(messages: list[dict[str, object]]) -> list[MediaPart]:
+    """Return the images and audios of a conversation, in order. Raises as ``read_messages``."""
+    return take_media(read_messages(messages))[1]
 
 
 def _check_types(message: dict[str, object], path: str) -> None:
@@ -249,7 +250,7 @@ def _with_results(message: dict[str, object], content: Content) -> list[dict[str
     begin = 0
     for call_id, text, position in [*content.results, (None, "", len(content.texts))]:
         is_last = position == len(content.texts) and call_id is None
-        if position > begin or (is_last and any(before >= begin for _, before in content.images)):
+        if position > begin or (is_last and any(before >= begin for _, before in content.media)):
             messages.append({**message, "content": content.parts(begin, position)})
             begin = position
         messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
@@ -323,10 +324,11 @@ def _read_part(read: Content, part: object, path: str, role: str) -> None:
     elif kind == "tool_result":
         text = join_text_parts(part.get("content"), f"{path}.content", "system")  # nothing but text
         read.results.append((string_of(part, "tool_use_id", path), text, len(read.texts)))
-    elif kind in IMAGE_PARTS and role in ("user", ""):
-        read.images.append((image_part(part, kind, path), len(read.texts)))
-    elif kind in IMAGE_PARTS:
-        raise image_part(part, kind, path).refused("only text is read here; images are in messages of users")
+    elif kind in MEDIA_PARTS and role in ("user", ""):
+        read.media.append((media_part(part, kind, path), len(read.texts)))
+    elif kind in MEDIA_PARTS:
+        named = PLURALS[MEDIA_PARTS[kind]]
+        raise media_part(part, kind, path).refused(f"only text is read here; {named} are in messages of users")
     elif kind not in _UNREADABLE:
         raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
 

@@ -17,7 +17,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """One served name, with the model's limits and default sampling values.
 
     parent            for an adapter: name of its base model.
-    input_modalities  what prompts may have: text, and image if it reads them; audio for a model that transcribes.
+    input_modalities  what prompts may have: text, and image or audio if it reads them; audio alone for a model that
+                      transcribes.
     """
 
     id: str
@@ -68,7 +69,7 @@ def _model_card(service: Service, name: str) -> ModelCard:
 def _modalities(service: Service) -> list[Literal["text", "image", "audio"]]:
     if service.model.limits.speech is not None:
         return ["audio"]
-    return ["text", "image"] if service.max_images else ["text"]
+    return ["text", service.model.limits.media.kind] if service.max_media else ["text"]
 
 
 ROUTES = (

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from aiakq.errors import error
+from aiakq.runtime.multimodal.audio_files import MAX_FILE_BYTES, refused
 from aiakq.runtime.protocol.sampling_params import PARAMETERS, SamplingParams
-from aiakq.runtime.speech.audio_files import MAX_FILE_BYTES, refused
 from aiakq.server.api.generation_request import RequestFields
 from aiakq.server.api.request_model import Integer
 from aiakq.server.http.form import FormPart, malformed, parse_form

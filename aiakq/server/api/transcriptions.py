@@ -17,7 +17,7 @@ from aiakq.runtime.protocol.request import Prompt, Request, RequestOptions
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.speech.transcript import Segment, Transcript, checked_options, compression_ratio
 from aiakq.server.api.execution import Execution, answer
-from aiakq.server.api.request_images import hold_bytes
+from aiakq.server.api.request_media import hold_bytes
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
 from aiakq.server.api.transcription_formats import (

@@ -43,8 +43,8 @@ class MtpLayout:
 
 
 def layouts(num_layers: int) -> tuple[MtpLayout, ...]:
-    """The published layouts, for a model of ``num_layers``: that of DeepSeek-V3, GLM-4.5 and their descendants, and that
-    of Qwen3-Next and Qwen3.5.
+    """The published layouts, for a model of ``num_layers``: that of DeepSeek-V3, GLM-4.5 and their descendants, and
+    that of Qwen3-Next and Qwen3.5.
     """
     layer = f"model.layers.{num_layers}"
     return (

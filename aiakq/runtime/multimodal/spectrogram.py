@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiakq.errors import error
 from aiakq.formats.model_folder import read_json
-from aiakq.runtime.config.speech import SpeechConfig
+from aiakq.runtime.config.speech import SpectrogramConfig
 from aiakq.runtime.protocol.media import MediaItem, TensorRecord, media_key
 
 Samples = NDArray[np.float32]
@@ -38,7 +37,7 @@ _BLOCK = 3000
 class Spectrogram:
     """The log-mel spectrogram of Whisper (Radford et al. 2022, arXiv:2212.04356, section 2.2)."""
 
-    def __init__(self, config: SpeechConfig) -> None:
+    def __init__(self, config: SpectrogramConfig) -> None:
         """Raises ``processor_key_unsupported`` for settings that are not computed, and ``model_malformed`` for those
         that are not the model's.
         """
@@ -83,6 +82,10 @@ class Spectrogram:
         """
         return window_of(spectrogram, first, self.num_states)
 
+    def frames(self, num_samples: int) -> int:
+        """Return the number of frames whose first sample is one of ``num_samples``, as the masks of transformers."""
+        return -(-num_samples // self._hop)
+
     def content(self, samples: Samples) -> int:
         """Return the number of frames of the spectrogram of samples [N] that are not silence behind them."""
         return max(1, len(samples) // self._hop)
@@ -98,11 +101,17 @@ def window_of(spectrogram: NDArray[np.float32], first: int, num_states: int) -> 
 
 
 def _settings(folder: Path) -> dict[str, int]:
-    """Return the sizes in preprocessor_config.json. Raises as ``Spectrogram``."""
-    name = "preprocessor_config.json"
-    if not (folder / name).is_file():
+    """Return the sizes in preprocessor_config.json, or in processor_config.json, where transformers 5 writes them.
+
+    Raises as ``Spectrogram``.
+    """
+    name, stated = "preprocessor_config.json", None
+    if (folder / name).is_file():
+        stated = read_json(folder / name, name)
+    elif (folder / "processor_config.json").is_file():
+        stated = read_json(folder / "processor_config.json", "processor_config.json").get("feature_extractor")
+    if not isinstance(stated, dict):
         raise error("model_incomplete", path=folder, missing=f"{name} is missing")
-    stated: dict[str, Any] = read_json(folder / name, name)
     for key, value in stated.items():
         allowed = _KEYS.get(key)
         if key not in _KEYS or (allowed is not None and value not in allowed):

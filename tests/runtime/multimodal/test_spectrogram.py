@@ -11,7 +11,7 @@ from speech_models import BINS, FRAMES, GENERATION, RATE, sound
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.speech import SpeechConfig, SpeechTokens
-from aiakq.runtime.speech.features import Spectrogram
+from aiakq.runtime.multimodal.spectrogram import Spectrogram
 
 SETTINGS = {"feature_size": BINS, "sampling_rate": RATE, "hop_length": 160, "chunk_length": 1, "n_fft": 400}
 
