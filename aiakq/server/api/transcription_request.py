@@ -60,11 +60,11 @@ class TranslationRequest(RequestFields):
             reason = "a stream has the text only: json or text"
             raise error("unsupported_parameter", param="response_format", reason=reason)
 
-    def sampling_params(self) -> SamplingParams:
-        """Return how the text is sampled."""
+    def sampling_params(self, defaults: Mapping[str, object]) -> SamplingParams:
+        """Return how the text is sampled: greedily, with ``defaults`` of the model for what the form does not say."""
         values = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         fixed = {"max_tokens": None, "logprobs": 0, "detokenize": False}
-        return SamplingParams(**{"temperature": 0.0, **values, **fixed})
+        return SamplingParams(**{**defaults, "temperature": 0.0, **values, **fixed})
 
 
 class TranscriptionRequest(TranslationRequest):
