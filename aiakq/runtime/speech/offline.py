@@ -173,7 +173,11 @@ class TranscriptionMethods:
 
     def _output(self, transcript: Transcript, duration: float) -> TranscriptionOutput:
         segments = [
-            TranscriptSegment(each.start, min(each.end, duration), self.tokenizer.decode(transcript.text_ids(each)))
+            TranscriptSegment(
+                min(each.start, duration),
+                min(each.end, duration),
+                self.tokenizer.decode(transcript.text_ids(each)),
+            )
             for each in transcript.segments
         ]
         segments = [each for each in segments if each.text.strip()]

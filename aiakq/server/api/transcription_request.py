@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from aiakq.runtime.protocol.sampling_params import PARAMETERS, SamplingParams
 from aiakq.runtime.speech.audio_files import MAX_FILE_BYTES, refused
 from aiakq.server.api.generation_request import RequestFields
 from aiakq.server.api.request_model import Integer
+from aiakq.server.api.unsupported_fields import UNSUPPORTED_AUDIO_FIELDS
 from aiakq.server.http.form import FormPart, malformed, parse_form
 
 #: Sampling parameters of requests.
@@ -26,6 +27,8 @@ _WORDS = "times of words are not computed, only those of segments"
 
 class TranslationRequest(RequestFields):
     """A form with an audio ``file``."""
+
+    unsupported_fields: ClassVar = UNSUPPORTED_AUDIO_FIELDS
 
     prompt: str | None = Field(None, description="Text before the audio, whose spelling and style are taken up.")
     language: str | None = Field(None, description="Code of the language of the audio; found out if not given.")

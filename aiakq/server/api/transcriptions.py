@@ -152,6 +152,7 @@ class Transcribing:
     def _segments(self) -> list[TranscriptionSegment]:
         """Return the segments with a text."""
         windows: dict[int, list[Segment]] = {}
+        seconds = self._spectrum.seconds  # behind which a model may find something, too
         for segment in self._transcript.segments:
             windows.setdefault(segment.seek, []).append(segment)
         ratios = {seek: compression_ratio(self._text(parts)) for seek, parts in windows.items()}
@@ -162,8 +163,8 @@ class Transcribing:
                     TranscriptionSegment(
                         id=len(found),
                         seek=segment.seek,
-                        start=round(segment.start, 3),
-                        end=round(min(segment.end, self._spectrum.seconds), 3),
+                        start=round(min(segment.start, seconds), 3),
+                        end=round(min(segment.end, seconds), 3),
                         text=text,
                         tokens=list(segment.token_ids),
                         temperature=self._params.temperature,
