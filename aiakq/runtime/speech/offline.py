@@ -134,7 +134,7 @@ class TranscriptionMethods:
         task        transcribe, or translate to English.
         prompt      text before the audio, whose spelling and style are taken up.
         timestamps  return segments with times.
-        sampling_params  as in ``generate``; greedy if not given.
+        sampling_params  as in ``generate``; if not given, greedy with the penalty of generation_config.json.
 
         Raises ``task_mismatch`` for other models, ``media_refused`` for audio that cannot be read, and
         ``unsupported_parameter``.
@@ -144,9 +144,12 @@ class TranscriptionMethods:
         assert speech.config.speech is not None
         tokens = speech.config.speech.tokens
         ids = self.tokenizer.encode(f" {prompt.strip()}", add_special_tokens=False) if prompt.strip() else []
-        options = checked_options(tokens, task, language, ids, speech.config.max_model_len // 2 - 1)
+        options = checked_options(tokens, speech.end, task, language, ids, speech.config.max_model_len // 2 - 1)
         options = replace(options, timestamps=timestamps)
-        params = sampling_params or SamplingParams(temperature=0.0, max_tokens=None)
+        stated = speech.config.generation.sampling
+        params = sampling_params or SamplingParams(**{**stated, "temperature": 0.0, "max_tokens": None})
+        if params.n != 1:
+            raise error("unsupported_parameter", param="n", reason="an audio has one transcript")
         params = replace(params, logprobs=0)
         listed = audio if isinstance(audio, list) else [audio]
         samples = [samples_of(each, f"audio[{number}]") for number, each in enumerate(listed)]
@@ -167,7 +170,11 @@ class TranscriptionMethods:
 
     def _output(self, transcript: Transcript, duration: float) -> TranscriptionOutput:
         segments = [
-            TranscriptSegment(each.start, min(each.end, duration), self.tokenizer.decode(transcript.text_ids(each)))
+            TranscriptSegment(
+                min(each.start, duration),
+                min(each.end, duration),
+                self.tokenizer.decode(transcript.text_ids(each)),
+            )
             for each in transcript.segments
         ]
         segments = [each for each in segments if each.text.strip()]
