@@ -147,7 +147,7 @@ def _default_language(raw: Mapping[str, Any], model: Mapping[str, object], langu
     if raw.get("task") is not None or not forced:
         return None
     try:
-        token = dict(forced).get(1)  # type: ignore[call-overload]
+        token = dict(forced).get(1)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise _malformed(f"forced_decoder_ids is {forced!r:.64}, not pairs of an index and a token") from None
     codes = [code for code, id in languages.items() if id == token]
