@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aiakq.kernels.transfer import on_device
+
 
 @dataclass(frozen=True)
 class ConvolutionProblem:
@@ -179,6 +181,13 @@ class States(tuple[Tensor, ...]):
         return States(torch.zeros(rows, *shape, dtype=torch.float32, device=device) for shape in shapes)
 
 
+def states_of(cache: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the states [rows, ...] in a layer's cache; none for attention alone."""
+    if isinstance(cache, HybridCache):
+        return cache.states
+    return cache if isinstance(cache, States) else ()
+
+
 class HybridCache(tuple[Tensor, ...]):
     """The cache of a layer with attention beside a recurrent layer: tensors of pages, then states.
 
@@ -223,3 +232,49 @@ class StateContext:
 
     sources: list[int]
     saves: list[list[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class StateTables:
+    """The states of S sequences as tensors on the device, all int32.
+
+    sources  [S] as in StateContext.
+    firsts   [S + 1] first save of each sequence.
+    saves    [N, 3] sequence, token, row.
+    blocks   [B, 2] sequence, first token of a block of its tokens (kernels/triton/states.py).
+    """
+
+    sources: Tensor
+    firsts: Tensor
+    saves: Tensor
+    blocks: Tensor
+
+
+class DecodeStates:
+    """The tables of decoding steps of up to ``most`` sequences, at fixed addresses: every sequence has one token, and
+    two saves, which may be the same.
+    """
+
+    def __init__(self, most: int, scratch: int, device: torch.device) -> None:
+        """scratch: row of states that nothing reads, for padding."""
+        self._scratch = scratch
+        each = torch.arange(most, dtype=torch.int32, device=device)
+        self._sources = torch.zeros_like(each)
+        self._firsts = 2 * torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._saves = torch.zeros(2 * most, 3, dtype=torch.int32, device=device)
+        self._saves[:, 0] = each.repeat_interleave(2)
+        self._blocks = torch.stack([each, torch.zeros_like(each)], 1)
+
+    def tables(self, size: int) -> StateTables:
+        """Return the tables of steps of ``size`` sequences."""
+        return StateTables(self._sources[:size], self._firsts[: size + 1], self._saves[: 2 * size], self._blocks[:size])
+
+    def fill(self, states: StateContext, size: int) -> None:
+        """Copy the rows of a step in which every sequence has one token; ``size`` sequences with the padding."""
+        count = len(states.sources)
+        rows = [row for kept in states.saves for row in (kept[0][1], kept[-1][1])]
+        filled = on_device(states.sources + rows, self._sources.device)
+        self._sources[:count] = filled[:count]
+        self._sources[count:size] = 0
+        self._saves[: 2 * count, 2] = filled[count:]
+        self._saves[2 * count : 2 * size, 2] = self._scratch

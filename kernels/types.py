@@ -18,7 +18,7 @@ from aiakq.kernels.input_rounding import kernel_scheme as kernel_scheme
 from aiakq.kernels.quantized_weight import SCHEME_BITS as SCHEME_BITS
 from aiakq.kernels.quantized_weight import LinearProblem as LinearProblem
 from aiakq.kernels.quantized_weight import QWeight as QWeight
-from aiakq.kernels.recurrent_types import StateContext
+from aiakq.kernels.recurrent_types import StateContext, StateTables
 
 #: 8-bit dtypes of the KV cache, with one scale per token and head, and the value to which the largest element of a head
 #: is scaled. e5m2 has exponent range to spare: its scales are near 1, so that products fit into float16.
@@ -294,7 +294,7 @@ class AttentionContext:
     page_table    [S, max pages] int32, padded with 0.
     num_decodes   the first ``num_decodes`` sequences have exactly one query token.
     plans         data that implementations compute once per step and share among layers, under their own keys.
-    states        state rows, for models with recurrent layers.
+    states        state rows, for models with recurrent layers; as tensors in captured steps.
     row_ends      [T] int32, the end of the positions that each token attends to, where tokens of images attend to each
                   other in both directions: ascending in a sequence, and behind the token's own; None: right behind it.
     """
@@ -307,5 +307,5 @@ class AttentionContext:
     query_start_list: list[int]
     kv_len_list: list[int]
     plans: dict[object, Any] = field(default_factory=dict)
-    states: StateContext | None = None
+    states: StateContext | StateTables | None = None
     row_ends: Tensor | None = None

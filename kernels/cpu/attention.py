@@ -15,6 +15,7 @@ from torch import Tensor
 from aiakq.kernels.cpu import library
 from aiakq.kernels.cpu.library import TYPES, OpList, address, load_library, new_op
 from aiakq.kernels.cpu.memory import zeros_on_large_pages
+from aiakq.kernels.recurrent_types import StateContext
 from aiakq.kernels.types import LARGEST, AttentionContext, AttentionProblem, AttentionSpec, LayerCache
 
 CACHE_TYPES = {dtype: TYPES[dtype] for dtype in (torch.float32, torch.float16, torch.bfloat16)} | {torch.int8: 4}
@@ -209,7 +210,7 @@ class StepTables:
         self._row_ends = None if context.row_ends is None else context.row_ends.to(torch.int32).contiguous()
         step.row_ends = None if self._row_ends is None else self._row_ends.data_ptr()
         states = context.states
-        if states is not None:
+        if isinstance(states, StateContext):
             sources = torch.tensor(states.sources, dtype=torch.int64)
             saves = torch.tensor([pair for pairs in states.saves for pair in pairs], dtype=torch.int64)
             starts = torch.tensor([0, *itertools.accumulate(map(len, states.saves))], dtype=torch.int32)

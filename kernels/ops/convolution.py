@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aiakq.kernels.recurrent_types import ConvolutionProblem, ConvolutionSpec
+from aiakq.kernels.recurrent_types import ConvolutionProblem, ConvolutionSpec, StateContext
 from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import AttentionContext
 
@@ -51,7 +51,7 @@ class TorchConvolution:
         after: Tensor | None = None,
     ) -> Tensor:
         """x [T, C] -> [T, C]; see Convolution."""
-        assert context.states is not None
+        assert isinstance(context.states, StateContext)
         values = x.float() if before is None else x.float() * before.float()
         out = torch.zeros_like(values)
         starts = context.query_start_list

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aiakq.kernels.recurrent_types import RecurrenceProblem, RecurrenceSpec
+from aiakq.kernels.recurrent_types import RecurrenceProblem, RecurrenceSpec, StateContext
 from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import AttentionContext
 
@@ -54,7 +54,7 @@ class TorchRecurrence:
 
     def __call__(self, x: Tensor, gates: Tensor, states: Tensor, context: AttentionContext) -> Tensor:
         """x [T, width] and gates [T, gates_width] -> [T, H * value_dim]; see Recurrence."""
-        assert context.states is not None
+        assert isinstance(context.states, StateContext)
         out = torch.zeros(len(x), self.spec.num_heads * self.spec.value_dim, dtype=x.dtype, device=x.device)
         step = self._delta_rule if self.spec.is_delta_rule else self._state_space
         starts = context.query_start_list

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aiakq.kernels.ops.convolution import sigmoid
-from aiakq.kernels.recurrent_types import SelectiveScanProblem, SelectiveScanSpec
+from aiakq.kernels.recurrent_types import SelectiveScanProblem, SelectiveScanSpec, StateContext
 from aiakq.kernels.selection import Implementations
 from aiakq.kernels.types import AttentionContext
 
@@ -61,7 +61,7 @@ class TorchSelectiveScan:
         context: AttentionContext,
     ) -> Tensor:
         """x, steps and gate [T, C], keys and queries [T, state_size] -> [T, C]; see SelectiveScan."""
-        assert context.states is not None
+        assert isinstance(context.states, StateContext)
         out = torch.zeros_like(x)
         starts = context.query_start_list
         for s, (source, saves) in enumerate(zip(context.states.sources, context.states.saves, strict=True)):

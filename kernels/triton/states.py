@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiakq.kernels.recurrent_types import StateContext, StateTables
 from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 
@@ -17,24 +18,10 @@ TOKENS = 8
 FEWEST = 32
 
 
-@dataclass(frozen=True)
-class StateTables:
-    """The states of S sequences, all int32.
-
-    sources  [S] as in StateContext.
-    firsts   [S + 1] first save of each sequence.
-    saves    [N, 3] sequence, token, row.
-    blocks   [B, 2] sequence, first token of a block of TOKENS.
-    """
-
-    sources: Tensor
-    firsts: Tensor
-    saves: Tensor
-    blocks: Tensor
-
-
 def state_tables(context: AttentionContext, device: torch.device) -> StateTables:
-    """Return the tables of a step, created by the first layer that needs them."""
+    """Return the tables of a step, created by the first layer that needs them if the step does not bring them."""
+    if isinstance(context.states, StateTables):
+        return context.states
     tables: StateTables | None = context.plans.get("triton states")
     if tables is None:
         tables = context.plans["triton states"] = _made(context, device)
@@ -42,7 +29,7 @@ def state_tables(context: AttentionContext, device: torch.device) -> StateTables
 
 
 def _made(context: AttentionContext, device: torch.device) -> StateTables:
-    assert context.states is not None
+    assert isinstance(context.states, StateContext)
     starts, firsts, saves, blocks = context.query_start_list, [0], [], []
     for s, kept in enumerate(context.states.saves):
         saves += [(s, token, row) for token, row in kept]
@@ -80,7 +67,7 @@ def chunk_tables(context: AttentionContext, device: torch.device, size: int) -> 
     """Return the tables of a step with long sequences for chunks of at most ``size`` tokens."""
     tables: ChunkTables | None = context.plans.get(("triton chunks", size))
     if tables is None:
-        assert context.states is not None
+        assert isinstance(context.states, StateContext)
         starts, sequences = context.query_start_list, []
         chunks: list[tuple[int, int, int]] = []
         for s, kept in enumerate(context.states.saves):

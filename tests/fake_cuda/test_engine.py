@@ -34,6 +34,7 @@ PROMPTS = [{"prompt_token_ids": [5, 9, 4]}, {"prompt_token_ids": [40, 41]}]
 EAGER: dict[str, Any] = {"enforce_eager": True, "async_scheduling": False}
 CAPTURED: dict[str, Any] = {"async_scheduling": False}
 ASYNCHRONOUS: dict[str, Any] = {"async_scheduling": True}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "disable_by_batch_size": 100}
 #: What an eager decoding step launches for models of this many layers.
 LAYERS = 2
 BOTH = Counter(
@@ -82,7 +83,11 @@ def steps_of(llm: LLM, device: FakeDevice) -> Iterator[list[Launches]]:
 
 @pytest.mark.parametrize(
     ("model", "modes"),
-    [(DENSE, (EAGER, CAPTURED, ASYNCHRONOUS)), (MIXTURE, (EAGER, ASYNCHRONOUS)), (RECURRENT, (EAGER, ASYNCHRONOUS))],
+    [
+        (DENSE, (EAGER, CAPTURED, ASYNCHRONOUS)),
+        (MIXTURE, (EAGER, ASYNCHRONOUS)),
+        (RECURRENT, (EAGER, CAPTURED, ASYNCHRONOUS)),
+    ],
     ids=["dense", "mixture", "recurrent"],
 )
 def test_graphs_and_asynchronous_steps_change_no_token(model, modes, tiny_model):
@@ -93,7 +98,7 @@ def test_graphs_and_asynchronous_steps_change_no_token(model, modes, tiny_model)
             with counted(device) as launches, steps_of(llm, device) as steps:
                 found.append(tokens(llm))
             is_captured = llm.engine.facts["step"].startswith("decoding in CUDA graphs")
-            assert is_captured == (arguments is not EAGER and model is not RECURRENT)
+            assert is_captured == (arguments is not EAGER)
             assert launches.replays == 2 * is_captured
             # The host waits for the results of each step and, before a capture, for everything; it reads nothing else.
             assert launches.blocked == []
@@ -109,13 +114,31 @@ def test_graphs_and_asynchronous_steps_change_no_token(model, modes, tiny_model)
     assert all(each == found[0] for each in found)
 
 
+@pytest.mark.parametrize("speculative_config", [None, NGRAM], ids=["plain", "drafts"])
+def test_states_of_graphs_go_on_at_ends_of_pages(speculative_config, tiny_model):
+    """With padding, states at the ends of pages, and verifications, which have no graphs, between graphs."""
+    folder = tiny_model(RECURRENT[0], **RECURRENT[1])
+    common = {"block_size": 4, "speculative_config": speculative_config}
+    with fake_cuda():
+        wanted = tokens(loaded(folder, block_size=4, **EAGER), 6)
+    with fake_cuda() as device:
+        llm = loaded(folder, compilation_config={"cudagraph_capture_sizes": [2]}, **common)
+        if speculative_config:
+            known = [[*one["prompt_token_ids"], *answer] for one, answer in zip(PROMPTS, wanted, strict=True)]
+            replaying(llm, known, 0.4)
+        with counted(device) as launches:
+            assert tokens(llm, 6) == wanted
+            assert tokens(llm, 6, PROMPTS[:1]) == wanted[:1]
+        assert launches.blocked == []
+        assert llm.engine.stats.drafts.accepted if speculative_config else launches.replays
+
+
 def test_draft_tokens_change_no_token(tiny_model):
     folder = tiny_model(DENSE[0], **DENSE[1])
-    config = {"method": "ngram", "num_speculative_tokens": 2, "disable_by_batch_size": 100}
     with fake_cuda():
         wanted = tokens(loaded(folder, **EAGER), 5)
     with fake_cuda() as device:
-        llm = loaded(folder, speculative_config=config)
+        llm = loaded(folder, speculative_config=NGRAM)
         known = [[*one["prompt_token_ids"], *answer] for one, answer in zip(PROMPTS, wanted, strict=True)]
         replaying(llm, known, 0.2)
         with counted(device) as launches:

@@ -22,10 +22,10 @@ from aiakq.runtime.models.whisper import CrossDecoder
 #: Operations that not every implementation computes in a way that can be recorded -> those that do, by device. Products
 #: of LoRA need their rows, which differ in every step, from a table.
 RECORDED: dict[str, dict[str, set[str]]] = {
-    "convolution": {"cpu": {"cpu"}},
-    "recurrence": {"cpu": {"cpu"}},
-    "selective_scan": {"cpu": {"cpu"}},
-    "gated_norm": {"cpu": {"cpu"}},
+    "convolution": {"cpu": {"cpu"}, "cuda": {"triton"}},
+    "recurrence": {"cpu": {"cpu"}, "cuda": {"triton"}},
+    "selective_scan": {"cpu": {"cpu"}, "cuda": {"triton"}},
+    "gated_norm": {"cpu": {"cpu"}, "cuda": {"triton"}},
     "lora": {"cpu": {"cpu"}, "cuda": {"triton"}},
 }
 

@@ -4,7 +4,8 @@ A graph runs a fixed number of rows, each a token of a sequence with its own pag
 the draft tokens of a sequence are rows, too: the decode kernel takes each for a sequence of its own over the same pages
 (batch expansion). Steps are padded up to the next of a few sizes, each captured when it is first needed; a graph reads
 persistent tensors, into which a step copies its inputs, also the hidden states of the previous pipeline stage. Steps
-with LoRA adapters have graphs of their own, so that other steps compute nothing for adapters.
+with LoRA adapters have graphs of their own, so that other steps compute nothing for adapters. A model with recurrent
+layers has no graphs for verifications: the draft tokens of a sequence are computed one after the other.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiakq.kernels.recurrent_types import DecodeStates, StateContext, states_of
 from aiakq.kernels.transfer import on_device
 from aiakq.kernels.types import AttentionContext
 from aiakq.runtime.config.compilation import CompilationConfig
@@ -86,6 +88,7 @@ class DecodeGraphs:
         self._kv_len = zeros(largest, dtype=torch.int32) + 1
         self._table = zeros(largest, -(-length // page_size), dtype=torch.int32)
         self._rows = torch.arange(largest + 1, device=device)
+        self._starts = self._rows.to(torch.int32)
         # Shared by all sizes; their graphs share the memory of intermediate results, too.
         self._logits = torch.empty(largest if model.stage.is_last else 0, model.vocab_size, device=device)
         self._hidden: StageOutput | None = None
@@ -93,6 +96,8 @@ class DecodeGraphs:
         self._aux_hidden_states = [
             torch.empty(largest, width, dtype=model.ops.dtype, device=device) for _ in model.aux_layers
         ]
+        rows = [len(states) for cache in caches for states in states_of(cache)]
+        self._states = DecodeStates(largest, rows[0] - 1, device) if rows else None
         self._made: dict[tuple[int, bool], _Graph] = {}
 
     def __len__(self) -> int:
@@ -115,6 +120,7 @@ class DecodeGraphs:
             count == len(step.token_ids) == len(step.logit_rows)
             and count <= self._sizes[-1]
             and max(step.context.kv_len_list) <= self._length
+            and (self._states is None or step.context.num_decodes == count)
         )
 
     def __call__(self, step: ModelInput) -> Tensor | StageOutput:
@@ -135,6 +141,9 @@ class DecodeGraphs:
             kept[count:size] = padding
         self._table[:count, :width] = page_table
         self._table[count:size, :1] = 0
+        if self._states is not None:
+            assert isinstance(context.states, StateContext)
+            self._states.fill(context.states, size)
         if step.hidden is not None and self._hidden is None:
             self._hidden = _of_rows(step.hidden, lambda each: each.new_zeros(self._sizes[-1], each.shape[1]))
         variant = self._model.variant
@@ -159,13 +168,14 @@ class DecodeGraphs:
     def _make(self, size: int, variant: bool) -> _Graph:
         rows = self._rows
         context = AttentionContext(
-            query_start=rows[: size + 1].to(torch.int32),
+            query_start=self._starts[: size + 1],
             kv_len=self._kv_len[:size],
             slots=self._slots[:size],
             page_table=self._table[:size],
             num_decodes=size,
             query_start_list=list(range(size + 1)),
             kv_len_list=[self._length] * size,
+            states=None if self._states is None else self._states.tables(size),
         )
         hidden = None if self._hidden is None else _of_rows(self._hidden, lambda each: each[:size])
         step = ModelInput(self._token_ids[:size], self._positions[:size], context, rows[:size], hidden)

@@ -23,9 +23,9 @@ def kv_bytes_per_page(model: Model, cache: CacheConfig) -> int:
 
 
 def state_bytes(model: Model, scheduler: SchedulerConfig) -> int:
-    """Return the bytes of the states of running sequences, of the engine's internal sequence, and of the zero state."""
+    """Return the bytes of the states of running sequences, the engine's own one, the zero state and padding."""
     per_sequence = states_per_sequence(scheduler.num_drafts)
-    return (1 + per_sequence * (scheduler.max_num_seqs + 1)) * model.state_bytes()
+    return (2 + per_sequence * (scheduler.max_num_seqs + 1)) * model.state_bytes()
 
 
 def state_rows(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> StateRows | None:
