@@ -6,6 +6,7 @@ tables, projections, attention, MLP, block, output layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -35,6 +36,18 @@ def unsupported(config: ModelConfig, reason: str) -> AiakqError:
     """Return the error for a setting of config.json that a family does not support; ``reason`` names it."""
     hint = "--model-impl transformers runs such models if paged attention can compute them."
     return error("unsupported", what=f"A {config.architecture} of this kind ({reason})", hint=hint)
+
+
+def rotated_part(config: ModelConfig, rotated: object) -> float:
+    """Return ``rotary_dim`` ``rotated`` as ``partial_rotary_factor``, whose product with head_dim is cut to an integer.
+
+    Raises ``unsupported`` unless it is an even number of elements of a head.
+    """
+    size = config.head_dim
+    if type(rotated) is not int or not 0 < rotated <= size or rotated % 2:
+        raise unsupported(config, f"rotary_dim is {rotated!r:.64}, and head_dim {size}")
+    part = rotated / size
+    return part if int(size * part) == rotated else math.nextafter(part, 1)
 
 
 def rows_by_part(groups: int, *widths: int) -> Tensor:
@@ -84,6 +97,7 @@ class DecoderBuilder:
     has_head_norms                              whether query and key heads have an RMS norm.
     scale                                       factor on the attention scores; None for head_dim ** -0.5.
     rotates_parts                               whether the family may rotate only a part of each head.
+    rotates_odd_parts                           whether such a part may be odd, and one element more is rotated.
     qkv_role                                    tensor-parallel role of the QKV projection that is being built.
     """
 
@@ -92,6 +106,7 @@ class DecoderBuilder:
     gated = True
     has_head_norms = False
     rotates_parts = False
+    rotates_odd_parts = True
     scale: float | None = None
     qkv_role: Role = GATHERED
 
@@ -317,11 +332,16 @@ class DecoderBuilder:
         return self.tables(rope, self.config.head_dim)
 
     def check_rotated_part(self, rope: Mapping[str, Any]) -> None:
-        """Raise ``unsupported`` for ``partial_rotary_factor`` in a family whose transformers class ignores it."""
+        """Raise ``unsupported`` for ``partial_rotary_factor`` in a family whose transformers class ignores it, or
+        cannot compute it.
+        """
         part = rope.get("partial_rotary_factor", 1.0)
         if part != 1 and not self.rotates_parts and rope.get("rope_type") != "proportional":
             what = f"partial_rotary_factor {part} in a {self.config.architecture}"
             raise error("unsupported", what=what, hint="transformers ignores it there; remove it from config.json.")
+        rotated = int(self.config.head_dim * part)
+        if rotated % 2 and not self.rotates_odd_parts:
+            raise unsupported(self.config, f"{rotated} elements of each head are rotated, which are no pairs")
 
     def tables(self, rope: Mapping[str, Any], width: int) -> RotaryTables:
         """Return the tables for heads of size ``width``. Behind their rows are those for short texts, if LongRoPE

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.models.builder import LayerNormBuilder, Names, unsupported
+from aiakq.runtime.models.builder import LayerNormBuilder, Names, rotated_part
 from aiakq.runtime.models.decoder import Decoder, DecoderLayer, ParallelBlock, Weights
 
 
@@ -29,11 +29,8 @@ class GPTJBuilder(LayerNormBuilder):
     mlp_bias = head_bias = True
 
     def rotary_tables(self, rope: Mapping[str, Any]) -> RotaryTables:
-        """Return interleaved tables. Raises ``unsupported`` unless ``rotary_dim`` is a part of each head."""
-        rotated = self.config.raw.get("rotary_dim", 64)
-        if not isinstance(rotated, int) or not 0 < rotated <= self.config.head_dim:
-            raise unsupported(self.config, f"rotary_dim is {rotated}")
-        part = rotated / self.config.head_dim
+        """Return interleaved tables. Raises ``unsupported`` as ``rotated_part``."""
+        part = rotated_part(self.config, self.config.raw.get("rotary_dim", 64))
         return replace(super().rotary_tables({**rope, "partial_rotary_factor": part}), interleaved=True)
 
     def block(self, layer: int) -> DecoderLayer:

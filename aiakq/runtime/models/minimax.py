@@ -15,7 +15,7 @@ from aiakq.kernels.recurrent_types import RecurrenceSpec
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.recurrent import LightningAttention
-from aiakq.runtime.models.builder import rows_by_part, unsupported
+from aiakq.runtime.models.builder import rotated_part, rows_by_part, unsupported
 from aiakq.runtime.models.decoder import Decoder, Mixer, NormedResidualBlock, Weights
 from aiakq.runtime.models.mixtral import MixtralBuilder
 
@@ -92,13 +92,13 @@ class MiniMaxBuilder(MixtralBuilder):
 def with_rotary_dim(config: ModelConfig, rope: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return ``rope`` with the part of each head that ``rotary_dim`` of MiniMax's files states.
 
-    Raises ``unsupported`` if it is more than a head, or if ``rope`` states another part.
+    Raises ``unsupported`` as ``rotated_part``, and if ``rope`` states another part.
     """
     width, stated = config.raw.get("rotary_dim"), rope.get("partial_rotary_factor")
     if width is None:
         return rope
-    part = width / config.head_dim
-    if part > 1 or stated not in (None, part):
+    part = rotated_part(config, width)
+    if stated not in (None, part, width / config.head_dim):
         reason = (
             f"its rotary_dim is {width!r:.64}, its partial_rotary_factor {stated!r:.64}, and head_dim {config.head_dim}"
         )

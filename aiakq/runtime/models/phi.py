@@ -11,6 +11,7 @@ class PhiBuilder(LayerNormBuilder):
     """Phi, with rotary embedding of half of each head unless the config says otherwise."""
 
     rotates_parts = True
+    rotates_odd_parts = False
     names = Names(norm="model.final_layernorm", output="self_attn.dense", gate_up=("mlp.fc1",), down="mlp.fc2")
     qkv_bias = output_bias = mlp_bias = head_bias = True
 

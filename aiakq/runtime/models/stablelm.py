@@ -13,6 +13,7 @@ class StableLmBuilder(DecoderBuilder):
     """Llama's parts with layer norms."""
 
     rotates_parts = True
+    rotates_odd_parts = False
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)

@@ -136,13 +136,17 @@ class TranscriptionMethods:
         timestamps  return segments with times.
         sampling_params  as in ``generate``; if not given, greedy with the penalty of generation_config.json.
 
-        Raises ``task_mismatch`` for other models, ``media_refused`` for audio that cannot be read, and
-        ``unsupported_parameter``.
+        Raises ``task_mismatch`` for other models, ``media_refused`` for audio that cannot be read,
+        ``invalid_type`` and ``unsupported_parameter``.
         """
         speech = self._speech
         speech.limits.transcribes()
         assert speech.config.speech is not None
         tokens = speech.config.speech.tokens
+        for name, text in {"language": language or "", "task": task, "prompt": prompt}.items():
+            if not isinstance(text, str):
+                reason = f"a text is expected, not {type(text).__name__:.64}"
+                raise error("invalid_type", param=name, reason=reason)
         ids = self.tokenizer.encode(f" {prompt.strip()}", add_special_tokens=False) if prompt.strip() else []
         options = checked_options(tokens, speech.end, task, language, ids, speech.config.max_model_len // 2 - 1)
         options = replace(options, timestamps=timestamps)
@@ -150,6 +154,8 @@ class TranscriptionMethods:
         params = sampling_params or SamplingParams(**{**stated, "temperature": 0.0, "max_tokens": None})
         if params.n != 1:
             raise error("unsupported_parameter", param="n", reason="an audio has one transcript")
+        if params.stop:
+            raise error("unsupported_parameter", param="stop", reason="a transcript ends with its audio")
         params = replace(params, logprobs=0)
         listed = audio if isinstance(audio, list) else [audio]
         samples = [samples_of(each, f"audio[{number}]") for number, each in enumerate(listed)]

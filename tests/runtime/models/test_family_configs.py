@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from family_comparison import TOLERANCE, largest_difference, of_transformers, ours, rewritten
+from family_comparison import TOLERANCE, TOLERANCES, largest_difference, of_transformers, ours, rewritten
 from safetensors.torch import load_file, save_file
 
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import check_inventory
+
+PLAIN = {"rope_theta": 1e4, "rope_type": "default"}
 
 
 def test_biases_of_falcon_are_not_rounded(tiny_model, monkeypatch):
@@ -47,6 +49,43 @@ def test_a_rotary_scaling_that_norms_of_llama4_undo_is_refused(tiny_model, tmp_p
         ours(rewritten(source, tmp_path / "model", {"rope_parameters": yarn}))
     folder = rewritten(source, tmp_path / "plain", plain)
     assert largest_difference(ours(folder), of_transformers(folder)) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["GPTJ", "CodeGen"])
+def test_a_rotary_dim_is_not_cut(family, tiny_model):
+    """88 * (60 / 88) is less than 60 in floating point."""
+    folder = tiny_model(f"{family}ForCausalLM", n_embd=352, rotary_dim=60)
+    assert largest_difference(ours(folder), of_transformers(folder)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "words"),
+    [
+        ("GPTJ", {"rotary_dim": 7}, "rotary_dim is 7, and head_dim 32"),
+        ("CodeGen", {"rotary_dim": 7}, "rotary_dim is 7, and head_dim 32"),
+        ("MiniMax", {"rotary_dim": "16"}, "rotary_dim is '16', and head_dim 48"),
+        ("Phi", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.22}}, "7 elements of each head"),
+        ("StableLm", {"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.22}}, "7 elements of each head"),
+    ],
+)
+def test_elements_that_are_no_pairs_are_not_rotated(family, config, words, tiny_model, tmp_path):
+    """transformers' classes fail there."""
+    folder = rewritten(tiny_model(f"{family}ForCausalLM"), tmp_path / "model", config)
+    with pytest.raises(AiakqError, match=words):
+        ours(folder)
+
+
+@pytest.mark.parametrize("family", ["Mamba", "Mamba2", "FalconMamba"])
+def test_a_rescaled_initialization_does_not_rescale_what_is_loaded(family, tiny_model, tmp_path):
+    """transformers' from_pretrained does, by an operation of its initialization that does not look at the file."""
+    source, folder = tiny_model(f"{family}ForCausalLM"), tmp_path / "model"
+    rewritten(source, folder, {"rescale_prenorm_residual": True})
+
+    def load_again(model: Any) -> None:
+        model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+
+    tolerance = TOLERANCES.get(f"{family}ForCausalLM", TOLERANCE)
+    assert largest_difference(ours(folder), of_transformers(folder, load_again)) < tolerance
 
 
 @pytest.mark.parametrize("family", ["MiniMax", "MiniMaxM2"])

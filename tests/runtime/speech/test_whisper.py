@@ -151,6 +151,9 @@ def test_several_audios_and_a_prompt(llm):
         ({"task": "sing"}, "does not sing"),
         ({"prompt": "<|de|><|translate|>"}, "special tokens"),
         ({"sampling_params": SamplingParams(n=2, temperature=1)}, "one transcript"),
+        ({"sampling_params": SamplingParams(stop=["."])}, "ends with its audio"),
+        ({"language": 5}, "language has the wrong type"),
+        ({"task": None}, "task has the wrong type"),
     ],
 )
 def test_what_the_model_does_not_have_is_refused(llm, arguments, words):
