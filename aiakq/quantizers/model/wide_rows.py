@@ -38,6 +38,8 @@ def apart(x: Tensor, block: nn.Module) -> Tensor:
 @cache
 def _wide(cls: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if hidden_states.dim() == 4:  # the model calls its block itself
+            return cls.forward(self, hidden_states, *args, **kwargs)  # type: ignore[no-any-return]
         states: Tensor = cls.forward(self, apart(hidden_states, self), *args, **kwargs)
         return side_by_side(states, self)
 
