@@ -4,7 +4,6 @@ that everything else sees hidden states [B, T, n * hidden] like those of other m
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 
 def widen(blocks: nn.ModuleList) -> None:
     """Let the blocks of a model whose tokens have several hidden states take and return them side by side."""
+    wide = {cls: _wide(cls) for cls in {type(block) for block in blocks if states_of(block) > 1}}
     for block in blocks:
-        if states_of(block) > 1:
-            block.__class__ = _wide(type(block))
+        block.__class__ = wide.get(type(block), type(block))
 
 
 def states_of(block: nn.Module) -> int:
@@ -35,7 +34,6 @@ def apart(x: Tensor, block: nn.Module) -> Tensor:
     return x if n == 1 else x.unflatten(-1, (n, -1)).permute(2, 0, 1, 3).contiguous()
 
 
-@cache
 def _wide(cls: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if hidden_states.dim() == 4:  # the model calls its block itself
