@@ -58,7 +58,7 @@ GEMMA4 = {
 }  # fmt: skip
 PER_LAYER = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCABULARY}
 GEMMA3N = {
-    **HEADS, **WINDOWS, **PER_LAYER, "intermediate_size": [256, 256, 192, 192], "laurel_rank": 16,
+    **HEADS, **WINDOWS, **PER_LAYER, "intermediate_size": [256, 256, 192, 192], "laurel_rank": 32,
     "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
 }  # fmt: skip
 MULTIPLIERS = {

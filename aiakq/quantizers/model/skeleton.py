@@ -14,6 +14,7 @@ from aiakq.formats.checkpoint import Checkpoint
 from aiakq.formats.model_folder import check_files, first_architecture
 from aiakq.quantizers.model.composite import checked_decoder, is_composite
 from aiakq.quantizers.model.groups import block_linears
+from aiakq.quantizers.model.wide_rows import widen
 from aiakq.runtime.config.encoder_families import encoder_of
 from aiakq.runtime.config.model import check_config, check_sizes
 from aiakq.runtime.config.speech import is_speech
@@ -101,7 +102,7 @@ def find_decoder(model: Any, config: Mapping[str, object]) -> tuple[str, nn.Modu
 
 def find_blocks(model: nn.Module, prefix: str) -> tuple[str, nn.ModuleList]:
     """Return the name and list of the decoder blocks in ``model``, whose own name is ``prefix``: the longest list of
-    equal modules that hold linears."""
+    equal modules that hold linears. They take one row per token (wide_rows.py)."""
     best: tuple[str, nn.ModuleList] | None = None
     for name, module in model.named_modules(prefix=prefix):
         if not isinstance(module, nn.ModuleList) or not len(module):
@@ -116,6 +117,7 @@ def find_blocks(model: nn.Module, prefix: str) -> tuple[str, nn.ModuleList]:
             best = (name, module)
     if best is None:
         raise _unsupported(type(model).__name__, "no decoder blocks with linear layers were found in it")
+    widen(best[1])
     return best
 
 

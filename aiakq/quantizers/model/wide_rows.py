@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 def widen(blocks: nn.ModuleList) -> None:
     """Let the blocks of a model whose tokens have several hidden states take and return them side by side."""
+    wide = {cls: _wide(cls) for cls in {type(block) for block in blocks if states_of(block) > 1}}
     for block in blocks:
-        if states_of(block) > 1:
-            own = type(block)
-            block.__class__ = _WIDE.setdefault(own, _wide(own))
+        block.__class__ = wide.get(type(block), type(block))
 
 
 def states_of(block: nn.Module) -> int:
@@ -35,12 +34,10 @@ def apart(x: Tensor, block: nn.Module) -> Tensor:
     return x if n == 1 else x.unflatten(-1, (n, -1)).permute(2, 0, 1, 3).contiguous()
 
 
-#: Class of a block -> the same with hidden states side by side.
-_WIDE: dict[type[nn.Module], type[nn.Module]] = {}
-
-
 def _wide(cls: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if hidden_states.dim() == 4:  # the model calls its block itself
+            return cls.forward(self, hidden_states, *args, **kwargs)  # type: ignore[no-any-return]
         states: Tensor = cls.forward(self, apart(hidden_states, self), *args, **kwargs)
         return side_by_side(states, self)
 

@@ -201,7 +201,6 @@ def needed_bytes(prepared: Prepared) -> int:
             scales += shape.n * shape.k / (shape.k if spec.group_size == -1 else spec.group_size)
     whole = sum(math.prod(info.shape) for info in prepared.checkpoint.inventory.values())
     block = max(sum(parameter.numel() for parameter in block.parameters()) for block in model.blocks)
-    hidden = int(getattr(model.config, "hidden_size", 0))
-    activations = 4 * _CALL_TOKENS * hidden * (len(model.blocks) + 20)
+    activations = 4 * _CALL_TOKENS * model.hidden_width * (len(model.blocks) + 20)
     logits = 6 * min(_LOGIT_BYTES, 4 * _CALL_TOKENS * model.config.vocab_size)
     return int(codes + 7 * 4 * scales + 4 * max(whole - codes, 0) + 8 * block + activations + logits)

@@ -75,7 +75,7 @@ def save(name: str, folder: Path, tokenizer: Any) -> None:
                 parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5)
             elif path.endswith("bias") and "dt_" not in path:
                 parameter.normal_(0.0, 0.1)
-            elif "norm" in path or "ln_" in path:
+            elif "norm" in path or "ln_" in path or path.endswith("correct_output_scale"):
                 parameter.add_(torch.randn(parameter.shape) * 0.2)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
