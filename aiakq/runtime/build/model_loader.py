@@ -23,8 +23,7 @@ from aiakq.runtime.lora.quantized_base import QuantizedBase
 from aiakq.runtime.models import FAMILIES, family_module, is_native
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.models.stage import whole_model
-from aiakq.runtime.multimodal.parts import media_limits
-from aiakq.runtime.protocol.media import MediaKind
+from aiakq.runtime.multimodal.parts import media_read
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -59,8 +58,7 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
         reason = "it cannot be distributed by layers, because it builds all of them"
         raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
     model.adapters = weights.adapters
-    media = media_limits(config, model)
-    facts = _describe(weights, None if media.refusal else media.kind, config.speech is not None)
+    facts = _describe(weights, media_read(config, model), config.speech is not None)
     return model, facts
 
 
@@ -86,10 +84,10 @@ def _load_through_transformers(config: EngineConfig, share: ModelShare) -> tuple
     return load_transformers_model(config)
 
 
-def _describe(weights: CheckpointWeights | DummyWeights, media: MediaKind | None, transcribes: bool) -> dict[str, str]:
+def _describe(weights: CheckpointWeights | DummyWeights, media: str, transcribes: bool) -> dict[str, str]:
     """Return rows of the start-up table about the implementations of the operations of a model.
 
-    media        of which its encoder is loaded, too; None for none.
+    media        of which its encoder is loaded, too; see ``media_read``.
     transcribes  whether it transcribes audio.
     """
     facts = describe_operations(weights.ops)

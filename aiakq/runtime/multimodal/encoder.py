@@ -29,7 +29,7 @@ class TransformersEncoder:
     def __init__(self, hf: Any, kind: MediaKind, dtype: torch.dtype, device: torch.device, added_layers: int) -> None:
         """kind: of its media; added_layers: see ``MultimodalConfig``."""
         self._features: Callable[..., Any] = hf.get_image_features if kind == "image" else audio_features(hf)
-        described = _inner(hf).get_image_features if kind == "image" else audio_features(_inner(hf))
+        described = _inner(hf).get_image_features if kind == "image" else self._features
         self._parameters = frozenset(inspect.signature(described).parameters)
         self._width = hf.config.text_config.hidden_size
         self._dtype, self._device, self._added_layers = dtype, device, added_layers

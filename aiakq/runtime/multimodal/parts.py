@@ -36,6 +36,12 @@ def media_limits(config: EngineConfig, model: Model) -> MediaLimits:
     return MediaLimits("", multimodal.max_items, config.scheduler.encoder_cache_tokens, multimodal.kind)
 
 
+def media_read(config: EngineConfig, model: Model) -> str:
+    """Return what prompts may have besides text, images or audios; "" for nothing."""
+    limits = media_limits(config, model)
+    return "" if limits.refusal else PLURALS[limits.kind]
+
+
 def _whole_refusal(config: EngineConfig, model: Model, tokens: int) -> str:
     """Return why images of ``tokens`` tokens that attend to each other are refused; "" if they are not, or for 0."""
     needed, budget = tokens + config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens

@@ -26,6 +26,8 @@ MAX_SECONDS_PER_CHAR = 1e-5
 Part = Literal["template", "tokenizer", "grammar", "image", "audio"]
 #: Seconds of CPU time to decode and preprocess an image, or an audio of up to an hour.
 MAX_MEDIA_SECONDS: Mapping[MediaKind, float] = {"image": 10.0, "audio": 90.0}
+#: Bytes that a worker may allocate in addition to its initial size, for all of a request.
+MAX_MEDIA_BYTES: Mapping[MediaKind, int] = {"image": 2 << 30, "audio": 3 << 30}
 
 
 class Setup(msgspec.Struct, tag="setup"):

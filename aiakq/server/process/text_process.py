@@ -24,7 +24,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -33,7 +33,6 @@ from aiakq.errors import AiakqError, error, first_line
 from aiakq.runtime.multimodal.audio_files import decode_audio
 from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor
 from aiakq.runtime.multimodal.spectrogram import RATE, Spectrogram
-from aiakq.runtime.protocol.media import MediaKind
 from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
@@ -49,6 +48,7 @@ from aiakq.server.process.text_loading import (
     new_compiler,
 )
 from aiakq.server.process.text_messages import (
+    MAX_MEDIA_BYTES,
     MAX_MEDIA_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
@@ -75,8 +75,6 @@ _TRIM_ABOVE_BYTES = 1 << 20
 _CURRENT = struct.Struct("=QQ")
 #: Bytes a worker may allocate in addition to its initial size: for a grammar, and anything else but a template.
 MAX_GRAMMAR_BYTES, MAX_BYTES = 512 << 20, 1 << 30
-#: The same for the media of a request.
-MAX_MEDIA_BYTES: Mapping[MediaKind, int] = {"image": 2 << 30, "audio": 3 << 30}
 
 _PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar", "image", "audio")
 

@@ -181,12 +181,19 @@ def test_images_keep_their_place_among_texts_and_results():
             "data:image/png;base64,AA",
         ),
         ({"type": "image", "url": "u"}, "u"),
+        ({"type": "input_audio", "input_audio": {"data": "AA", "format": "mp3"}}, "data:audio/mp3;base64,AA"),
+        ({"type": "input_audio", "input_audio": {"data": "AA"}}, "data:audio/wav;base64,AA"),
+        ({"type": "audio_url", "audio_url": {"url": "u"}}, "u"),
+        ({"type": "audio_url", "audio_url": "u"}, "u"),
+        ({"type": "audio", "url": "u"}, "u"),
+        ({"type": "audio", "audio": "u"}, "u"),
     ],
 )
-def test_images_of_every_api_are_read(part, url):
+def test_media_of_every_api_are_read(part, url):
     [message] = read_message({"role": "user", "content": [part]}, "x")
-    _, [image] = take_media([message])
-    assert image.source().url == url
+    [bare], [media] = take_media([message])
+    assert media.source().url == url
+    assert bare["content"] == [{"type": media.media}] and media.media in part["type"]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +207,16 @@ def test_images_of_every_api_are_read(part, url):
         ({"type": "image", "source": {"type": "file"}}, "unsupported_parameter", "source.type"),
         ({"type": "image"}, "missing_field", "source"),
         ({"type": "image_pil", "image_pil": "u"}, "invalid_type", "image_pil"),
+        ({"type": "input_audio"}, "missing_field", "input_audio"),
+        ({"type": "input_audio", "input_audio": "AA"}, "invalid_type", "input_audio"),
+        ({"type": "input_audio", "input_audio": {"format": "wav"}}, "missing_field", "input_audio.data"),
+        ({"type": "input_audio", "input_audio": {"data": 5}}, "invalid_type", "input_audio.data"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": 5}}, "value_out_of_range", "input_audio.format"),
+        ({"type": "audio_url"}, "missing_field", "audio_url"),
+        ({"type": "audio_url", "audio_url": {}}, "missing_field", "audio_url.url"),
+        ({"type": "audio_url", "audio_url": {"url": 5}}, "invalid_type", "audio_url.url"),
+        ({"type": "audio", "audio": [0.5]}, "invalid_type", "audio"),
+        ({"type": "audio"}, "missing_field", "url"),
     ],
 )
 def test_wrong_images_are_named(part, id, param):
