@@ -1,4 +1,6 @@
-"""MultimodalConfig: whether a checkpoint's images are computed, and how. That of audio is in speech.py. No torch."""
+"""MultimodalConfig: whether a checkpoint's images and videos are computed, and how. That of audio is in speech.py. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from aiakq.runtime.config.speech import GENERATION_KEYS as GENERATION_KEYS
 from aiakq.runtime.config.speech import SpeechConfig as SpeechConfig
 from aiakq.runtime.config.speech import transcribes_audio as transcribes_audio
 from aiakq.runtime.config.text_part import with_text_config
+from aiakq.runtime.config.video_reading import VideoReading
 from aiakq.runtime.protocol.media import IMAGE_ARCHITECTURES, MAX_ITEMS
 
 #: Tokens of images whose embeddings are kept at most; those of one prompt have to fit.
@@ -45,7 +48,11 @@ class MultimodalConfig:
     processor_kwargs  arguments of the processor of images.
     media_path      folder of images that file:// URLs may name; None for none.
     domains         hosts from which images are fetched; empty for every public one.
-    refusal         why images are refused; "" if they are read.
+    refusal         why images and videos are refused; "" if they are read.
+    max_videos      videos per prompt.
+    video_token_id  the token that stands for a part of a video.
+    video_reading   how files of videos are read.
+    video_refusal   why videos are refused; "" if they are read.
     """
 
     architecture: str
@@ -57,6 +64,10 @@ class MultimodalConfig:
     media_path: str | None = None
     domains: tuple[str, ...] = ()
     refusal: str = ""
+    max_videos: int = 0
+    video_token_id: int = -1
+    video_reading: VideoReading = VideoReading()
+    video_refusal: str = ""
 
     @property
     def added_layers(self) -> int:
@@ -87,7 +98,9 @@ class MultimodalConfig:
         raw              config.json.
         has_draft_model  whether another model proposes draft tokens.
         """
-        max_items = image_limit(args.limit_mm_per_prompt or {})
+        limits = args.limit_mm_per_prompt or {}
+        max_items, max_videos = image_limit(limits), item_limit(limits, "video")
+        reading = VideoReading.from_argument(args.media_io_kwargs)
         raw = with_text_config(raw)
         if not (isinstance(raw.get("text_config"), dict) and isinstance(raw.get("vision_config"), dict)):
             return None
@@ -97,7 +110,10 @@ class MultimodalConfig:
         refusal = _refusal(args, architecture, has_draft_model)
         if not refusal and type(token) is not int:
             refusal = "config.json has no image_token_id"
-        if not refusal and not max_items:
+        video_refusal, video_token = _video_refusal(architecture, max_videos), raw.get("video_token_id")
+        if not video_refusal and type(video_token) is not int:
+            video_refusal = "config.json has no video_token_id"
+        if not refusal and not max_items and video_refusal:
             refusal = "--limit-mm-per-prompt allows none"
         return MultimodalConfig(
             architecture=architecture,
@@ -109,13 +125,22 @@ class MultimodalConfig:
             media_path=args.allowed_local_media_path,
             domains=tuple(args.allowed_media_domains or ()),
             refusal=refusal,
+            max_videos=max_videos,
+            video_token_id=video_token if type(video_token) is int else -1,
+            video_reading=reading,
+            video_refusal=video_refusal,
         )
 
 
 def image_limit(given: Mapping[str, object]) -> int:
-    """Return the images per prompt of --limit-mm-per-prompt. Raises ``bad_option``.
+    """Return the images per prompt of --limit-mm-per-prompt. Raises ``bad_option``."""
+    return item_limit(given, "image")
 
-    A limit may be an object with ``count``, as in vLLM. Those of other kinds of media have no effect.
+
+def item_limit(given: Mapping[str, object], wanted: str) -> int:
+    """Return the items per prompt of the kind ``wanted`` of --limit-mm-per-prompt. Raises ``bad_option``.
+
+    A limit may be an object with ``count``, as in vLLM.
     """
     found = MAX_ITEMS
     for kind, value in given.items():
@@ -128,8 +153,16 @@ def image_limit(given: Mapping[str, object]) -> int:
                 expected=f'numbers up to {MAX_ITEMS} by kind, such as {{"image": 4}}',
                 hint="",
             )
-        found = count if kind == "image" else found
+        found = count if kind == wanted else found
     return found
+
+
+def _video_refusal(architecture: str, max_videos: int) -> str:
+    """Return why videos of a checkpoint are refused, although its images are read; "" if they are."""
+    if architecture not in _GRIDS:
+        known = ", ".join(name.removesuffix("ForConditionalGeneration") for name in _GRIDS)
+        return f"videos of {architecture:.64} are not computed; those of {known} are"
+    return "" if max_videos else "--limit-mm-per-prompt allows no videos"
 
 
 def _refusal(args: EngineArguments, architecture: str, has_draft_model: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,16 +27,18 @@ class TransformersEncoder:
 
     def __init__(self, hf: Any, dtype: torch.dtype, device: torch.device, added_layers: int) -> None:
         """added_layers: see ``MultimodalConfig``."""
-        self._features = hf.get_image_features
-        self._parameters = frozenset(inspect.signature(_inner(hf).get_image_features).parameters)
+        # Kind of a medium -> the function for it, and the names of its arguments.
+        self._features = {"image": _features(hf, "get_image_features")}
+        if hasattr(_inner(hf), "get_video_features"):
+            self._features["video"] = _features(hf, "get_video_features")
         self._width = hf.config.text_config.hidden_size
         self._dtype, self._device, self._added_layers = dtype, device, added_layers
 
     @torch.inference_mode()
     def __call__(self, item: MediaItem) -> Tensor:
-        """Return the embeddings of one image; see ``Encoder``."""
-        given = {name: self._tensor(tensor) for name, tensor in item.tensors.items() if name in self._parameters}
-        output = self._features(**given)
+        """Return the embeddings of one image or video; see ``Encoder``."""
+        function, names = self._features[item.kind]
+        output = function(**{name: self._tensor(tensor) for name, tensor in item.tensors.items() if name in names})
         features = getattr(output, "pooler_output", output)
         if not isinstance(features, Tensor):
             features = torch.cat([each.reshape(-1, each.shape[-1]) for each in features])
@@ -135,6 +137,11 @@ def _check_complete(config: EngineConfig, info: Mapping[str, Any]) -> None:
         raise error(
             "model_incomplete", path=path, missing=f"its encoder of images lacks {count} tensors, such as {names[0]}"
         )
+
+
+def _features(hf: Any, name: str) -> tuple[Callable[..., Any], frozenset[str]]:
+    """Return a function of ``hf``, and the names of its arguments."""
+    return getattr(hf, name), frozenset(inspect.signature(getattr(_inner(hf), name)).parameters)
 
 
 def _inner(hf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Images of the prompts of ``LLM``: they are preprocessed in the calling process."""
+"""Images and videos of the prompts of ``LLM``: they are preprocessed in the calling process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiakq.errors import error
 from aiakq.runtime.multimodal.images import as_rgb, is_image
 from aiakq.runtime.multimodal.urls import ImageUrls
+from aiakq.runtime.multimodal.videos import listed_videos, video_of
 from aiakq.runtime.protocol.media import MediaItem, MediaLimits
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
@@ -38,22 +39,27 @@ class OfflineImages:
 
         Raises ``unsupported_parameter``, ``media_refused``, ``no_pillow``, ``no_tokenizer`` and ``model_malformed``.
         """
-        self._limits.check_count(len(images), images[-1].param)
+        check_counts(self._limits, images)
         rgb = [self._read(image) for image in images]
         ids, media = self.loaded().expanded(token_ids, rgb, [image.param for image in images], place)
         return Prompt(text, ids, media=media)
 
-    def in_conversation(self, messages: list[dict[str, object]]) -> tuple[list[ImageSource], str]:
-        """Return where the images of a conversation come from, and the placeholder of images in prompts.
+    def in_conversation(self, messages: list[dict[str, object]]) -> tuple[list[ImageSource], dict[str, str]]:
+        """Return where the images and videos of a conversation come from, and their placeholders in prompts, by kind.
 
         Raises as ``add``, and what ``ImagePart.source`` raises.
         """
         images = images_in(messages)
         if images and self._limits.refusal:
             raise images[0].refused(self._limits.refusal)
-        return [image.source() for image in images], self.loaded().image_token if images else ""
+        sources = [image.source() for image in images]
+        check_counts(self._limits, sources)
+        return sources, self.loaded().placeholders if images else {}
 
     def _read(self, source: ImageSource) -> Any:
+        if source.is_video:
+            is_url = source.image is None
+            return self._urls.read_video(source.url, source.param) if is_url else video_of(source.image, source.param)
         if source.image is None:
             return self._urls.read(source.url, source.param)
         if not is_image(source.image):
@@ -73,7 +79,7 @@ class OfflineImages:
 
 
 def images_of(prompt: Mapping[str, Any], place: str) -> list[ImageSource]:
-    """Return the images of a prompt of ``LLM.generate``.
+    """Return the images and videos of a prompt of ``LLM.generate``.
 
     Raises ``invalid_type`` for anything that is no image, ``unsupported_parameter`` for other media.
     """
@@ -84,13 +90,25 @@ def images_of(prompt: Mapping[str, Any], place: str) -> list[ImageSource]:
     if not isinstance(data, Mapping):
         raise error("invalid_type", param=param, reason='a dict such as {"image": image} is expected')
     for name, value in data.items():
-        if name != "image" and value:
-            raise error("unsupported_parameter", param=f"{param}.{str(name)[:64]}", reason="only images are read")
-    images = data.get("image")
-    if images is None:
-        return []
-    listed = list(images) if isinstance(images, (list, tuple)) else [images]
-    return [ImageSource(f"{param}.image[{number}]", image=image) for number, image in enumerate(listed)]
+        if name not in ("image", "video") and value:
+            reason = "only images and videos are read"
+            raise error("unsupported_parameter", param=f"{param}.{str(name)[:64]}", reason=reason)
+    images, videos = data.get("image"), data.get("video")
+    listed = [] if images is None else list(images) if isinstance(images, (list, tuple)) else [images]
+    sources = [ImageSource(f"{param}.image[{number}]", image=image) for number, image in enumerate(listed)]
+    for number, video in enumerate([] if videos is None else listed_videos(videos)):
+        sources.append(ImageSource(f"{param}.video[{number}]", image=video, is_video=True))
+    return sources
+
+
+def check_counts(limits: MediaLimits, sources: Sequence[ImageSource]) -> None:
+    """Raise as ``MediaLimits.check_count`` and ``check_videos`` for the images and videos of a prompt."""
+    videos = [source for source in sources if source.is_video]
+    images = [source for source in sources if not source.is_video]
+    if images:
+        limits.check_count(len(images), images[-1].param)
+    if videos:
+        limits.check_videos(len(videos), videos[-1].param)
 
 
 def check_not_truncated(media: Sequence[MediaItem], params: SamplingParams) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeGuard
 
 from aiakq.runtime.models.decoder import Decoder
-from aiakq.runtime.multimodal.config_keys import refused_key
+from aiakq.runtime.multimodal.config_keys import refused_key, refused_video_key
 from aiakq.runtime.multimodal.encoder_files import encoder_bytes, encoder_refusal
 from aiakq.runtime.protocol.limits import TEXT_ONLY
 from aiakq.runtime.protocol.media import MediaLimits
@@ -33,7 +33,9 @@ def media_limits(config: EngineConfig, model: Model) -> MediaLimits:
         or refused_key(multimodal)
     ):
         return MediaLimits(refusal)
-    return MediaLimits("", multimodal.max_items, config.scheduler.encoder_cache_tokens)
+    most = config.scheduler.encoder_cache_tokens
+    video_refusal = multimodal.video_refusal or refused_video_key(multimodal)
+    return MediaLimits("", multimodal.max_items, most, 0 if video_refusal else multimodal.max_videos, video_refusal)
 
 
 def _whole_refusal(config: EngineConfig, model: Model, tokens: int) -> str:

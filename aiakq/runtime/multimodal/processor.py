@@ -1,11 +1,10 @@
-"""ImagePreprocessor: images and the tokens of a prompt become ``MediaItem``s. No torch."""
+"""ImagePreprocessor: images, videos and the tokens of a prompt become ``MediaItem``s. No torch."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from aiakq.errors import AiakqError, error, first_line, one_line
 from aiakq.runtime.multimodal.config_keys import (
@@ -17,7 +16,10 @@ from aiakq.runtime.multimodal.config_keys import (
 )
 from aiakq.runtime.multimodal.families import image_text
 from aiakq.runtime.multimodal.images import decode_image, refused
-from aiakq.runtime.protocol.media import MediaItem, TensorRecord, media_key
+from aiakq.runtime.multimodal.processed import Processed, record
+from aiakq.runtime.multimodal.video_preprocessor import load_videos
+from aiakq.runtime.multimodal.videos import Video, VideoFiles
+from aiakq.runtime.protocol.media import MediaItem
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,16 +27,20 @@ if TYPE_CHECKING:
     from aiakq.runtime.config.multimodal import MultimodalConfig
     from aiakq.runtime.text.tokenizer import Tokenizer
 
-#: NumPy's names of dtypes -> those that ``TensorRecord`` has.
-_DTYPES = {"float32": "float32", "float64": "float32", "int64": "int64", "int32": "int64", "bool": "bool"}
+    #: An image in RGB, or its file; a video, or its files.
+    Medium = Image | bytes | Video | VideoFiles
+
 #: Width and height of the image with which the user's arguments are tried: what every processor takes.
 _SIDE = 448
 
 
 class ImagePreprocessor:
-    """Preprocesses images with transformers' processor of the model, one at a time.
+    """Preprocesses images with transformers' processor of the model, and videos, one at a time.
 
-    Each image is processed alone: what its tensors are does not depend on the others of the prompt.
+    Each is processed alone: what its tensors are does not depend on the others of the prompt.
+
+    image_token  the placeholder of images.
+    video_token  that of videos; "" if they are not read.
     """
 
     def __init__(self, config: MultimodalConfig, processor: Any, tokenizer: Tokenizer) -> None:
@@ -51,20 +57,32 @@ class ImagePreprocessor:
         self._placeholder_id = completed.get(self._text.placeholder_key, config.image_token_id)
         [self.image_token] = tokenizer.raw_tokens([self._placeholder_id])
         self._newlines = Newlines(tokenizer)
-        self._options = {**self._text.defaults, **config.processor_kwargs, **self._text.options}
-        if config.processor_kwargs:
-            self._try_arguments(config.processor_kwargs)
+        self._videos, self._video_failure = load_videos(config, completed, tokenizer, named)
+        self.video_token, given = "", dict(config.processor_kwargs)
+        if self._videos is not None:
+            self.video_token, of_images = self._videos.token, type(processor).valid_kwargs.__annotations__
+            only_videos = self._videos.arguments - of_images.keys()
+            given = {name: value for name, value in given.items() if name not in only_videos}
+        self._options = {**self._text.defaults, **given, **self._text.options}
+        if given:
+            self._try_arguments(given)
 
     def _try_arguments(self, given: Mapping[str, object]) -> None:
         """Process an image. Raises ``bad_option`` if ``given`` has other arguments or values than the processor."""
         from PIL.Image import new
 
-        check_processor_arguments(self._processor, given, self._text.options)
+        also = frozenset() if self._videos is None else self._videos.arguments
+        check_processor_arguments(self._processor, given, self._text.options, also)
         try:
             self._processed(new("RGB", (_SIDE, _SIDE)), "an image")
         except AiakqError as failure:
             reason = str(failure.message).rstrip(".")
             raise bad_processor_arguments(given, reason, "Correct the value, or leave the argument out.") from None
+
+    @property
+    def placeholders(self) -> dict[str, str]:
+        """The placeholders of images and videos by their kind."""
+        return {"image": self.image_token, "video": self.video_token}
 
     @classmethod
     def load(cls, config: MultimodalConfig, tokenizer: Tokenizer) -> ImagePreprocessor:
@@ -95,38 +113,62 @@ class ImagePreprocessor:
             raise error("model_malformed", file=file, reason=first_line(failure)[:200]) from failure
 
     def expanded(
-        self, token_ids: Sequence[int], images: Sequence[Image | bytes], params: Sequence[str], prompt: str = "prompt"
+        self, token_ids: Sequence[int], media: Sequence[Medium], params: Sequence[str], prompt: str = "prompt"
     ) -> tuple[list[int], tuple[MediaItem, ...]]:
-        """Return the tokens of a prompt with each placeholder replaced by the tokens of its image, and the images.
+        """Return the tokens of a prompt with each placeholder replaced by the tokens of its image or video, and these.
 
-        images  images in RGB, or their files.
-        params  names of the images in errors.
+        media   images and videos, those of either kind in the order of their placeholders.
+        params  names of them in errors.
         prompt  that of the prompt.
 
         Raises ``media_refused`` for an image that is damaged or too large or that the processor rejects, and unless
-        there are as many placeholders.
+        there are as many placeholders, ``processor_key_unsupported`` and ``model_malformed`` if the model's video
+        processor is not understood.
         """
-        found = token_ids.count(self._placeholder_id)
-        if self._placeholder_id != self._image_token_id and self._image_token_id in token_ids:
-            raise refused(prompt, f"it has the token {self._image_token_id}, which stands for a part of an image")
-        if found != len(images):
-            reason = f"there are {len(images)} images for its {found} placeholders {self.image_token}"
-            raise refused(prompt, reason)
+        waiting = self._by_placeholder(token_ids, media, params, prompt)
         ids: list[int] = []
         items = []
         begin = 0
-        for image, param in zip(images, params, strict=True):
-            at = token_ids.index(self._placeholder_id, begin)
+        for at, token in enumerate(token_ids):
+            if token not in waiting:
+                continue
             ids += token_ids[begin:at]
-            decoded = decode_image(image, param) if isinstance(image, bytes) else image
-            text, tensors, grid = self._processed(decoded, param)
-            begin = at + 1
+            medium, param = waiting[token].popleft()
+            processed, begin = self._processed_medium(medium, param), at + 1
+            text = processed.text
+            if processed.begins_alone and ids and not self._newlines.ends_word(ids[-1]):
+                raise refused(param, "text before a video has to end with a line end or a special token")
             if text.endswith("\n"):  # a tokenizer has tokens for several line ends
                 text, begin = self._joined(text, ids, token_ids, begin, param)
-            own, key, is_whole = self._encode(text, False), media_key("image", tensors), self._text.is_whole
-            items.append(MediaItem("image", key, self._places(own, len(ids)), tensors, grid, is_whole))
+            own = self._encode(text, False)
+            items.append(processed.item(own, len(ids)))
             ids += own
         return ids + list(token_ids[begin:]), tuple(items)
+
+    def _by_placeholder(
+        self, token_ids: Sequence[int], media: Sequence[Medium], params: Sequence[str], prompt: str
+    ) -> dict[int, deque[tuple[Medium, str]]]:
+        """Return ``media`` and their names by their placeholders. Raises as ``expanded``."""
+        waiting: dict[int, deque[tuple[Medium, str]]] = {self._placeholder_id: deque()}
+        if self._videos is not None:
+            waiting[self._videos.token_id] = deque()
+        for medium, param in zip(media, params, strict=True):
+            if not _is_video(medium):
+                waiting[self._placeholder_id].append((medium, param))
+            elif self._videos is not None:
+                waiting[self._videos.token_id].append((medium, param))
+            else:
+                raise self._video_failure or refused(param, "videos are not read")
+        if self._placeholder_id != self._image_token_id and self._image_token_id in token_ids:
+            raise refused(prompt, f"it has the token {self._image_token_id}, which stands for a part of an image")
+        for token, listed in waiting.items():
+            found = token_ids.count(token)
+            if found != len(listed):
+                what, text = (
+                    ("images", self.image_token) if token == self._placeholder_id else ("videos", self.video_token)
+                )
+                raise refused(prompt, f"there are {len(listed)} {what} for its {found} placeholders {text}")
+        return waiting
 
     def _joined(self, text: str, ids: list[int], token_ids: Sequence[int], begin: int, param: str) -> tuple[str, int]:
         """Return the text of an image with the line ends around it, which are removed from ``ids``, and the first token
@@ -145,8 +187,17 @@ class ImagePreprocessor:
             begin += 1
         return "\n" * before + text + "\n" * after, begin
 
-    def _processed(self, image: Image, param: str) -> tuple[str, dict[str, TensorRecord], tuple[int, int] | None]:
-        """Return the text, the tensors and the grid of one image."""
+    def _processed_medium(self, medium: Any, param: str) -> Processed:
+        """Return an image or a video. Raises as ``expanded``."""
+        if isinstance(medium, bytes):
+            return self._processed(decode_image(medium, param), param)
+        if not isinstance(medium, (Video, Sequence)):
+            return self._processed(medium, param)
+        assert self._videos is not None, "_by_placeholder has refused it"
+        return self._videos.processed(medium, param)
+
+    def _processed(self, image: Image, param: str) -> Processed:
+        """Return one image."""
         try:
             processed = self._processor([image], return_tensors="np", **self._options)
             text, grid = self._text.text(processed), self._text.grid(processed)
@@ -156,20 +207,12 @@ class ImagePreprocessor:
             width, height = image.size
             reason = f"the model's image processor rejects it ({one_line(failure).rstrip('.')[:200]})"
             raise refused(param, f"{reason}; it has {width} x {height} pixels") from failure
-        tensors = {name: _record(processed[name]) for name in self._text.tensors if name in processed}
-        return text, tensors, grid
+        tensors = {name: record(processed[name]) for name in self._text.tensors if name in processed}
+        return Processed("image", text, self._image_token_id, tensors, grid, self._text.is_whole)
 
-    def _places(self, ids: list[int], start: int) -> list[tuple[int, int]]:
-        """Return the runs of placeholders in the tokens of an image, which are at ``start`` of the prompt."""
-        places: list[tuple[int, int]] = []
-        for number, token in enumerate(ids, start):
-            if token != self._image_token_id:
-                continue
-            if places and sum(places[-1]) == number:
-                places[-1] = (places[-1][0], places[-1][1] + 1)
-            else:
-                places.append((number, 1))
-        return places
+
+def _is_video(medium: object) -> bool:
+    return isinstance(medium, (Video, Sequence)) and not isinstance(medium, bytes)
 
 
 class Newlines:
@@ -190,13 +233,6 @@ class Newlines:
     def ends_word(self, token: int) -> bool:
         """Whether no word of text goes on behind ``token``."""
         return self.count(token) > 0 or token in self._tokenizer.special_ids
-
-
-def _record(array: Any) -> TensorRecord:
-    found = np.asarray(array)
-    dtype = _DTYPES[found.dtype.name]
-    converted = np.ascontiguousarray(found.astype(dtype, copy=False))
-    return TensorRecord(dtype, list(converted.shape), converted.tobytes())
 
 
 def _completed(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Media of a prompt: images, whose embeddings take the place of those of some of its tokens, or the audio that all of
-its tokens read.
+"""Media of a prompt: images and videos, whose embeddings take the place of those of some of its tokens, or the audio
+that all of its tokens read.
 
 A ``MediaItem`` is made where the prompt is tokenized; the engine schedules by its key and places, and only an executor
 reads its tensors.
@@ -15,7 +15,7 @@ import msgspec
 
 from aiakq.errors import error
 
-MediaKind = Literal["image", "audio"]
+MediaKind = Literal["image", "video", "audio"]
 #: Default of --limit-mm-per-prompt, as in vLLM.
 MAX_ITEMS = 999
 
@@ -45,16 +45,19 @@ class TensorRecord(msgspec.Struct, frozen=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """One image of a prompt, or its audio, preprocessed.
+    """One image or video of a prompt, or its audio, preprocessed.
 
     key      hash of everything that its embeddings depend on; see ``media_key``.
     places   (first token, number of tokens) of the runs of prompt tokens that its embeddings replace, ascending. Tokens
              between them, such as ends of rows, are embedded as text.
     tensors  arguments of the encoder by name.
-    grid     rows and columns of the tokens that it replaces, if their positions depend on them (M-RoPE); else None.
+    grid     rows and columns of the tokens of an image, or of each frame of a video, if their positions depend on them
+             (M-RoPE); else None.
     is_whole  whether the tokens of a run attend to each other in both directions, so that a step computes all of them
              that are not cached.
     num_states  states of an encoder that all tokens read by cross-attention; then it has no places.
+    times    positions in time of the frames that follow each other in a run, beginning with 0, ascending; empty if a
+             run is one frame.
     """
 
     kind: MediaKind
@@ -64,6 +67,7 @@ class MediaItem(msgspec.Struct, frozen=True):
     grid: tuple[int, int] | None = None
     is_whole: bool = False
     num_states: int = 0
+    times: list[int] = []
 
     @property
     def first(self) -> int:
@@ -109,33 +113,56 @@ def media_key(kind: str, tensors: Mapping[str, TensorRecord]) -> str:
 class MediaLimits(msgspec.Struct, frozen=True):
     """What a model accepts besides text.
 
-    refusal         why it takes no images; "" if it does.
+    refusal         why it takes no images or videos; "" if it does.
     max_items       images per prompt.
-    max_embeddings  tokens that all images of a prompt take together: the encoder cache holds them.
+    max_embeddings  tokens that all images and videos of a prompt take together: the encoder cache holds them.
+    max_videos      videos per prompt.
+    video_refusal   why it takes no videos; "" if it does.
     """
 
     refusal: str = ""
     max_items: int = MAX_ITEMS
     max_embeddings: int = 0
+    max_videos: int = 0
+    video_refusal: str = "videos are not read"
 
     def check_count(self, count: int, param: str) -> None:
         """Raise ``unsupported_parameter`` if prompts have no images, and ``media_refused`` if not ``count``."""
-        if count and self.refusal:
-            raise error("unsupported_parameter", param=param, reason=self.refusal)
-        if count > self.max_items:
-            reason = f"the number of images is {count}, and --limit-mm-per-prompt allows {self.max_items} in a prompt"
+        self._check(count, self.max_items, self.refusal, "images", param)
+
+    def check_videos(self, count: int, param: str) -> None:
+        """Raise ``unsupported_parameter`` if prompts have no videos, and ``media_refused`` if not ``count``."""
+        self._check(count, self.max_videos, self.refusal or self.video_refusal, "videos", param)
+
+    @staticmethod
+    def _check(count: int, most: int, refusal: str, what: str, param: str) -> None:
+        if count and refusal:
+            raise error("unsupported_parameter", param=param, reason=refusal)
+        if count > most:
+            reason = f"the number of {what} is {count}, and --limit-mm-per-prompt allows {most} in a prompt"
             raise error("media_refused", param=param, reason=reason)
 
     def check(self, items: Iterable[MediaItem], num_tokens: int) -> None:
-        """Raise as ``check_count``, and ``media_refused`` for places outside of a prompt of ``num_tokens``."""
+        """Raise as ``check_count`` and ``check_videos``, and ``media_refused`` for places outside of a prompt of
+        ``num_tokens``, and for positions behind its end.
+        """
         listed, end = list(items), 0
-        self.check_count(len(listed), "prompt")
+        num_videos = sum(item.kind == "video" for item in listed)
+        self.check_count(len(listed) - num_videos, "prompt")
+        self.check_videos(num_videos, "prompt")
         for item in listed:
             for first, count in item.places:
                 if not (count > 0 and end <= first and first + count <= num_tokens):
                     raise error("media_refused", param="prompt", reason="the places of an image are not in the prompt")
+                if item.times and item.times[-1] >= count:  # tables of positions are as long as the longest prompt
+                    reason = (
+                        f"the frames of a video are {item.times[-1]} positions apart in its {count} tokens, which have "
+                        "as many positions; send more frames in a second, or larger ones"
+                    )
+                    raise error("media_refused", param="prompt", reason=reason)
                 end = first + count
         total = sum(item.num_embeddings for item in listed)
         if total > self.max_embeddings:
-            reason = f"its images take {total} tokens, more than the {self.max_embeddings} of the encoder cache"
+            what = "images and videos" if num_videos else "images"
+            reason = f"its {what} take {total} tokens, more than the {self.max_embeddings} of the encoder cache"
             raise error("media_refused", param="prompt", reason=reason)

@@ -56,10 +56,10 @@ class ChatTemplate:
     """A Jinja template and what is known about it.
 
     special_tokens  variables of the template, such as bos_token.
-    image_token     the placeholder of an image, for templates that take no parts; "" if no images are read.
+    placeholders    those of images and videos by kind, for templates that take no parts; {} if none are read.
     """
 
-    image_token = ""
+    placeholders: Mapping[str, str] = {}
 
     def __init__(self, text: str, special_tokens: Mapping[str, object], facts: TemplateFacts) -> None:
         self.text = text.lstrip(BYTE_ORDER_MARK)
@@ -241,14 +241,14 @@ class ChatTemplate:
             return message
         forms = self.facts.forms.get(str(message.get("role"))) or self.facts.forms.get("user") or FORMS[:1]
         if isinstance(content, list) and "openai" not in forms:
-            content = joined_text([self._text_of_image(part) for part in content])
+            content = joined_text([self._text_of_medium(part) for part in content])
         if isinstance(content, str) and "string" not in forms:
             content = as_parts([content])
         return {**message, "content": content} if "content" in message else message
 
-    def _text_of_image(self, part: Any) -> Any:
-        is_image = isinstance(part, dict) and part.get("type") == "image"
-        return {"type": "text", "text": self.image_token} if is_image else part
+    def _text_of_medium(self, part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        return {"type": "text", "text": self.placeholders.get(kind, "")} if kind in ("image", "video") else part
 
     def _led_to_tools(self, messages: Messages) -> Messages:
         """Return the messages with a beginning with which the template shows tools."""

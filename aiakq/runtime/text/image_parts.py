@@ -1,4 +1,4 @@
-"""Images among the parts of a message: their spellings in several APIs, and where they come from."""
+"""Images and videos among the parts of a message: their spellings in several APIs, and where they come from."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 
-#: Types of parts with an image.
-IMAGE_PARTS = frozenset({"image_url", "input_image", "image", "image_pil"})
+#: Types of parts with a video, and with an image or a video.
+VIDEO_PARTS = frozenset({"video_url", "video"})
+IMAGE_PARTS = VIDEO_PARTS | {"image_url", "input_image", "image", "image_pil"}
 #: Values of ``detail``. Every model has one way to read an image, so that it has no effect.
 _DETAILS = ("auto", "low", "high", "original")
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Where an image comes from: a URL, or an image of Pillow.
+    """Where an image or a video comes from: a URL, an image of Pillow, or a video as ``videos.video_of`` takes it.
 
     param  its name in errors.
     """
@@ -24,11 +25,12 @@ class ImageSource:
     param: str
     url: str = ""
     image: Any = None
+    is_video: bool = False
 
 
 @dataclass(frozen=True)
 class ImagePart:
-    """A part of a message with an image; its fields are read by ``source`` only, where the model reads images.
+    """A part of a message with an image or a video; its fields are read by ``source`` only, where the model reads them.
 
     kind  its type.
     path  its path in the request.
@@ -38,12 +40,19 @@ class ImagePart:
     kind: str
     path: str
 
+    @property
+    def modality(self) -> str:
+        """The type of part that stands for it in templates."""
+        return "video" if self.kind in VIDEO_PARTS else "image"
+
     def source(self) -> ImageSource:
         """Return where the image comes from.
 
         Raises ``missing_field``, ``invalid_type``, ``value_out_of_range`` and ``unsupported_parameter``.
         """
         part, path = self.part, self.path
+        if self.kind in VIDEO_PARTS:
+            return _video_url(part, self.kind, path)
         if self.kind == "image_pil":
             return _pillow_image(part.get("image_pil"), f"{path}.image_pil")
         if self.kind in ("image_url", "input_image"):
@@ -68,13 +77,15 @@ def image_part(part: dict[str, Any], kind: str, path: str) -> ImagePart:
 
 
 def take_images(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[ImagePart]]:
-    """Return the messages with parts of type image that have nothing else, and the images, in order."""
+    """Return the messages with parts of type image and video that have nothing else, and the images and videos, in
+    order.
+    """
     taken: list[dict[str, Any]] = []
     images: list[ImagePart] = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, list) and any(isinstance(part.get("image"), ImagePart) for part in content):
-            images += [part["image"] for part in content if part.get("type") == "image"]
+            images += [part["image"] for part in content if isinstance(part.get("image"), ImagePart)]
             message = {**message, "content": [_bare(part) for part in content]}
         taken.append(message)
     return taken, images
@@ -93,7 +104,16 @@ def _image_url(part: dict[str, Any], path: str) -> ImageSource:
 
 
 def _bare(part: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "image"} if part.get("type") == "image" else part
+    found = part.get("image")
+    return {"type": found.modality} if isinstance(found, ImagePart) else part
+
+
+def _video_url(part: dict[str, Any], kind: str, path: str) -> ImageSource:
+    """Read the fields ``video_url`` of vLLM's API, and ``video`` of Qwen's."""
+    param, value = f"{path}.{kind}", part.get(kind)
+    if isinstance(value, dict):
+        param, value = f"{param}.url", value.get("url")
+    return ImageSource(param, url=_url(value, param), is_video=True)
 
 
 def _source(source: object, path: str) -> ImageSource:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +61,7 @@ class Content:
     thoughts  its reasoning, one entry per part.
     calls     (id, name, arguments) of its calls.
     results   (id of the call, text, number of texts before it) of its results.
-    images    (image, number of texts before it) of its images.
+    images    (image, number of texts before it) of its images and videos.
     is_list   whether it was given as a list.
     """
 
@@ -77,7 +78,7 @@ class Content:
         return self.parts() if self.is_list and (self.texts or self.images) else "\n".join(self.texts)
 
     def parts(self, begin: int = 0, end: int | None = None) -> list[dict[str, Any]]:
-        """Return the texts ``begin`` .. ``end - 1`` as parts of type text, with those of type image among them.
+        """Return the texts ``begin`` .. ``end - 1`` as parts of type text, with images and videos among them.
 
         An image between two such ranges belongs to the later one.
         """
@@ -86,7 +87,7 @@ class Content:
         parts: list[dict[str, Any]] = []
         for number in range(begin, end + 1):
             if number < end or is_last:
-                parts += [{"type": "image", "image": image} for image, before in self.images if before == number]
+                parts += [{"type": each.modality, "image": each} for each, before in self.images if before == number]
             if number < end:
                 parts += as_parts([self.texts[number]])
         return parts
@@ -170,14 +171,17 @@ def read_messages(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     return [each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")]
 
 
-def read_conversation(messages: list[dict[str, object]], image_token: str) -> list[dict[str, object]]:
-    """Return the messages as ``read_messages`` does, with parts of type image that have no source.
+def read_conversation(
+    messages: list[dict[str, object]], placeholders: Mapping[str, str] = {}
+) -> list[dict[str, object]]:
+    """Return the messages as ``read_messages`` does, with parts of type image and video that have no source.
 
-    Raises as it, and ``unsupported_parameter`` for images without an ``image_token``, their placeholder.
+    Raises as it, and ``unsupported_parameter`` for images and videos without one of the ``placeholders`` by kind.
     """
     read, images = take_images(read_messages(messages))
-    if images and not image_token:
-        raise images[0].refused("only text is read")
+    for image in images:
+        if not placeholders.get(image.modality):
+            raise image.refused("only text is read")
     return read
 
 

@@ -243,11 +243,11 @@ class Tokenizer:
         content_format: str = "auto",
         continue_final_message: bool = False,
         arguments: Mapping[str, object] | None = None,
-        image_token: str = "",
+        placeholders: Mapping[str, str] | None = None,
     ) -> str:
         """Render a conversation to the prompt text; ``template`` replaces the model's own.
 
-        ``image_token`` is the placeholder of images; without it, they raise ``unsupported_parameter``.
+        ``placeholders`` are those of images and videos by kind; without them, these raise ``unsupported_parameter``.
         Content may be parts of other APIs, see ``read_messages``; for ``content_format``, see ``ChatTemplate.checked``.
         ``arguments`` are further variables of the template. Raises ``no_chat_template``, ``chat_template`` when the
         template rejects the messages, and as ``check_chat_arguments``, ``described_tools``, ``read_conversation`` and
@@ -258,7 +258,8 @@ class Tokenizer:
         from aiakq.runtime.text.chat_template import as_template_error, check_chat_arguments
         from aiakq.runtime.text.message_parts import described_tools, read_conversation
 
-        read = read_conversation(messages, image_token)
+        placeholders = placeholders or {}
+        read = read_conversation(messages, placeholders)
         described = described_tools(tools)
         check_chat_arguments(content_format, arguments or {})
         values = {**(arguments or {}), "add_generation_prompt": add_generation_prompt}
@@ -267,7 +268,7 @@ class Tokenizer:
         try:
             if _renders_as_transformers(self.hf):
                 found = self._chat_template(template, bool(tools), content_format, arguments or {})
-                found.image_token = image_token
+                found.placeholders = placeholders
                 return found.render(read, **values)
             prompt: str = self.hf.apply_chat_template(read, tokenize=False, chat_template=template, **values)
         except AiakqError:

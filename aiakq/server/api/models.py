@@ -28,7 +28,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int
     vocab_size: int
-    input_modalities: list[Literal["text", "image", "audio"]]
+    input_modalities: list[Literal["text", "image", "video", "audio"]]
     default_sampling: dict[str, Any]
 
 
@@ -65,10 +65,12 @@ def _model_card(service: Service, name: str) -> ModelCard:
     )
 
 
-def _modalities(service: Service) -> list[Literal["text", "image", "audio"]]:
+def _modalities(service: Service) -> list[Literal["text", "image", "video", "audio"]]:
     if service.model.limits.speech is not None:
         return ["audio"]
-    return ["text", "image"] if service.max_images else ["text"]
+    images = service.renderer.text.loaded.image_failure is None and not service.model.limits.media.refusal
+    videos = images and service.model.limits.media.max_videos > 0
+    return ["text", *(("image",) if service.max_images else ()), *(("video",) if videos else ())]
 
 
 ROUTES = (

@@ -30,6 +30,8 @@ _PARTS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("thinking", "reasoning", "reasoning_text", "summary_text"), fields(_REASONING)),
     **dict.fromkeys(("image_url", "input_image"), fields("image_url detail file_id uuid")),
     "image": fields("source url image"),
+    "video_url": fields("video_url uuid"),
+    "video": fields("video"),
     "tool_use": fields("name input caller"),
     "tool_result": fields("tool_use_id content is_error"),
     **dict.fromkeys(("redacted_thinking", "redacted_reasoning"), fields("data")),

@@ -1,4 +1,4 @@
-"""RequestImages: the files of the images of a request."""
+"""RequestImages: the files of the images and videos of a request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from aiakq.runtime.multimodal.images import refused
+from aiakq.runtime.multimodal.offline import check_counts
 from aiakq.runtime.multimodal.urls import ImageUrls, is_fetched
 from aiakq.runtime.protocol.media import MediaItem, MediaLimits
 from aiakq.runtime.text.image_parts import ImagePart, ImageSource
@@ -36,24 +37,30 @@ class RequestImages:
         if limits.refusal:
             raise images[0].refused(limits.refusal)
         sources = [image.source() for image in images]
-        limits.check_count(len(sources), sources[-1].param)
+        check_counts(limits, sources)
         files: list[ImageFile] = []
         total = 0
         for source in sources:
-            data = await self._file(source)
-            total += len(data)
+            file = await self._file(source)
+            total += file.num_bytes
             if total > MAX_BYTES:
-                raise refused(source.param, f"the images of the request are larger than {MAX_BYTES >> 20} MiB together")
+                raise refused(
+                    source.param, f"the images and videos of the request are larger than {MAX_BYTES >> 20} MiB together"
+                )
             _hold(total, source.param)
-            files.append(ImageFile(data, source.param))
+            files.append(file)
         return files
 
-    async def _file(self, source: ImageSource) -> bytes:
+    async def _file(self, source: ImageSource) -> ImageFile:
         if not is_fetched(source.url):
-            return await asyncio.to_thread(self._urls.read, source.url, source.param)
+            if source.is_video:
+                frames = await asyncio.to_thread(self._urls.read_video, source.url, source.param)
+                return ImageFile(b"", source.param, frames)
+            return ImageFile(await asyncio.to_thread(self._urls.read, source.url, source.param), source.param)
         fetches = self._fetches.setdefault(client_of_request.get(), asyncio.Semaphore(MAX_FETCHES))
         async with fetches:
-            return await self._urls.fetch(source.url, source.param)
+            fetched = await self._urls.fetch(source.url, source.param)
+        return ImageFile(b"", source.param, [fetched]) if source.is_video else ImageFile(fetched, source.param)
 
 
 def hold_bytes(num_bytes: int, param: str) -> None:

@@ -24,7 +24,6 @@ from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer
 from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.server.process.text_messages import (
     MAX_AUDIO_SECONDS,
-    MAX_IMAGE_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
     WITHOUT_TORCH,
@@ -363,7 +362,7 @@ class TextClient:
         process, client = self._process, client_of_request.get()
         channel = await self._queue.take(client, is_long, is_alone)
         seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
-        seconds += MAX_IMAGE_SECONDS * len(request.images) + MAX_AUDIO_SECONDS * (request.audio is not None)
+        seconds += request.media_seconds + MAX_AUDIO_SECONDS * (request.audio is not None)
         exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame))
 
         def on_done(exchange: asyncio.Future[TextReply]) -> None:

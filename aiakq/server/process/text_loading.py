@@ -136,7 +136,7 @@ def new_compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None
 def load_images(
     setup: Setup, tokenizer: Tokenizer, templates: Sequence[ChatTemplate], loaded: Loaded
 ) -> ImagePreprocessor | None:
-    """Return the preprocessor of images, and give ``templates`` the placeholder.
+    """Return the preprocessor of images, and give ``templates`` the placeholders.
 
     Returns None for a model that reads text only, and if it cannot be loaded: requests with images then fail with
     ``loaded.image_failure``, and others do not. Raises ``bad_option`` for arguments that its processor does not take.
@@ -151,7 +151,7 @@ def load_images(
         loaded.image_failure = Failure.of(failure)
         return None
     for template in templates:
-        template.image_token = images.image_token
+        template.placeholders = images.placeholders
     return images
 
 

@@ -25,6 +25,8 @@ MAX_SECONDS_PER_CHAR = 1e-5
 Part = Literal["template", "tokenizer", "grammar", "image", "audio"]
 #: Seconds of CPU time to decode and preprocess an image.
 MAX_IMAGE_SECONDS = 10.0
+#: The same of a video.
+MAX_VIDEO_SECONDS = 30.0
 #: The same of audio, of up to an hour.
 MAX_AUDIO_SECONDS = 90.0
 
@@ -103,10 +105,24 @@ class Loaded(msgspec.Struct, tag="loaded"):
 
 
 class ImageFile(msgspec.Struct):
-    """The file of an image; ``param`` is its name in errors."""
+    """The file of an image, or those of a video; ``param`` is its name in errors.
+
+    frames  of a video, instead of ``data``: the file of an animation, or one for each frame.
+    """
 
     data: bytes
     param: str
+    frames: list[bytes] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Their size."""
+        return len(self.data) + sum(map(len, self.frames))
+
+    @property
+    def max_seconds(self) -> float:
+        """Seconds of CPU time to decode and preprocess it."""
+        return MAX_VIDEO_SECONDS if self.frames else MAX_IMAGE_SECONDS
 
 
 class Spectrum(msgspec.Struct):
@@ -127,7 +143,7 @@ class TextRequest(msgspec.Struct, tag="request"):
 
     messages, arguments  conversation to render with these template arguments and tokenize, instead of ``texts``.
     call_syntax          how calls are written if the template has no place for tools.
-    images               of the conversation, in order of its parts of type image.
+    images               of the conversation, in order of its parts of type image and video.
     audio                the file of an audio, beside ``texts``.
     texts                texts to tokenize.
     pairs                pairs of texts to tokenize instead, each to one list of ids.
@@ -169,6 +185,11 @@ class TextRequest(msgspec.Struct, tag="request"):
     grammar: Grammar | None = None
     relaxed_schema: str = ""
 
+    @property
+    def media_seconds(self) -> float:
+        """Seconds of CPU time to decode and preprocess the images."""
+        return sum(image.max_seconds for image in self.images)
+
     def limited(self, ids: list[int]) -> list[int]:
         """Return as many of the ids of a text as are asked for."""
         if self.max_ids is None:
@@ -183,7 +204,7 @@ class TextReply(msgspec.Struct, tag="reply"):
     texts      the texts that were cut.
     counts     total number of tokens of each text.
     second_texts  index of the second text in each pair, if ``is_whole``; see ``Prompt``.
-    media      images of the conversation, preprocessed.
+    media      images and videos of the conversation, preprocessed.
     spectrum   of the audio.
     dropped    what is not enforced of the relaxed schema, which is the ``text``.
     seconds    CPU time of compiling a grammar.
@@ -238,7 +259,7 @@ def size_of(request: TextRequest) -> int:
     size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
     if request.grammar is not None:
         size += len(request.grammar.text) + len(request.relaxed_schema)
-    size += sum(len(image.data) for image in request.images) + len(request.audio or b"")
+    size += sum(image.num_bytes for image in request.images) + len(request.audio or b"")
     for message in request.messages or ():
         content = message.get("content") or ""
         size += 16 + (len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content))

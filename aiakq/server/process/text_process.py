@@ -49,7 +49,6 @@ from aiakq.server.process.text_loading import (
 )
 from aiakq.server.process.text_messages import (
     MAX_AUDIO_SECONDS,
-    MAX_IMAGE_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
     WITHOUT_TORCH,
@@ -292,7 +291,7 @@ class _Worker:
         begin("tokenizer", MAX_SECONDS + MAX_SECONDS_PER_CHAR * size, MAX_BYTES)
         if request.images:
             [ids] = [self._tokenizer.encode(text, request.add_special_tokens) for text in request.texts]
-            begin("image", MAX_IMAGE_SECONDS * len(request.images), MAX_IMAGE_BYTES)
+            begin("image", request.media_seconds, MAX_IMAGE_BYTES)
             return self._with_images(request, ids)
         reply = self._process(request)
         if request.audio is not None:
@@ -311,7 +310,10 @@ class _Worker:
         """Return the reply for a conversation with images, whose placeholders have the tokens ``ids``."""
         if self._images is None:
             raise error("media_refused", param="messages", reason="the tokenizer's process reads no images")
-        files, params = [image.data for image in request.images], [image.param for image in request.images]
+        files, params = (
+            [image.frames or image.data for image in request.images],
+            [each.param for each in request.images],
+        )
         expanded, media = self._images.expanded(ids, files, params, "messages")
         reply = self._process(request, [expanded])
         reply.media = list(media)
