@@ -173,8 +173,8 @@ _WORDS = (b"he", b"ll", b"hell", b"hello", b" w", b"or", b" wor", b"ld", b" worl
 PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def write_tekken(folder: Path, version: str = "v13", special: list[str] = SPECIAL) -> Path:
-    """Write a tekken.json with all bytes and some words: 300 tokens."""
+def write_tekken(folder: Path, version: str = "v13", special: list[str] = SPECIAL, **other: Any) -> Path:
+    """Write a tekken.json with all bytes and some words: 300 tokens. ``other``: further keys."""
     words = [bytes([byte]) for byte in range(256)] + list(_WORDS)
     vocab = [
         {"rank": rank, "token_bytes": base64.b64encode(word).decode(), "token_str": None}
@@ -188,7 +188,7 @@ def write_tekken(folder: Path, version: str = "v13", special: list[str] = SPECIA
         "version": version,
     }
     tokens = [{"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(special)]
-    content = {"vocab": vocab, "special_tokens": tokens, "config": config, "version": 1, "type": "Tekken"}
+    content = {"vocab": vocab, "special_tokens": tokens, "config": config, "version": 1, "type": "Tekken", **other}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tekken.json").write_text(json.dumps(content))
     return folder

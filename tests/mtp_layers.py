@@ -12,6 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
+#: Names of the parts in DeepSeek's layout -> in that of Qwen3-Next and Qwen3.5.
+QWEN = {
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "eh_proj": "fc",
+    "shared_head.norm": "norm",
+}
+
 
 def write_model(longer: Path, folder: Path, own: bool = False, **changes: Tensor) -> MtpReference:
     """Make of the model in ``longer`` one with a layer less, and its last layer the one for multi-token prediction.
@@ -21,6 +29,11 @@ def write_model(longer: Path, folder: Path, own: bool = False, **changes: Tensor
     """
     count, parts = write_files(longer, folder, own, **changes)
     return MtpReference(longer, count, parts)
+
+
+def is_qwen(folder: Path) -> bool:
+    """Whether models like that in ``folder`` have the layout of Qwen3-Next."""
+    return "qwen3" in json.loads((folder / "config.json").read_text())["model_type"]
 
 
 def write_files(longer: Path, folder: Path, own: bool = False, **changes: Tensor) -> tuple[int, dict[str, Tensor]]:
@@ -51,7 +64,12 @@ def write_files(longer: Path, folder: Path, own: bool = False, **changes: Tensor
         parts |= {"embed_tokens": random(vocab, width), "shared_head.head": random(vocab, width)}
     parts |= changes
     tensors = load_file(folder / "model.safetensors")
-    added = {f"model.layers.{count}.{name}.weight": tensor for name, tensor in parts.items()}
+    layer = f"model.layers.{count}."
+    if is_qwen(folder):
+        tensors = {name.replace(layer, "mtp.layers.0."): tensor for name, tensor in tensors.items()}
+        added = {f"mtp.{QWEN[name]}.weight": tensor for name, tensor in parts.items()}
+    else:
+        added = {f"{layer}{name}.weight": tensor for name, tensor in parts.items()}
     save_file(tensors | added, folder / "model.safetensors", {"format": "pt"})
     return count, parts
 
@@ -64,11 +82,12 @@ class MtpReference:
         self._model, self._layer, self._parts = model, model.model.layers[count], parts
         model.model.layers = model.model.layers[:count]
         model.config.num_hidden_layers = count
+        self._is_qwen = is_qwen(longer)
         model.eval()
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         eps = self._model.config.rms_norm_eps
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * self._parts[name]
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (self._parts[name] + self._is_qwen)
 
     def hidden(self, tokens: list[int]) -> Tensor:
         """The model's hidden states [T, hidden] behind its final norm."""
@@ -79,7 +98,7 @@ class MtpReference:
         model, T = self._model, len(tokens)
         embedding = self._parts.get("embed_tokens", model.model.embed_tokens.weight)
         embedded = embedding[tokens].clone()
-        embedded[0] = 0
+        embedded[0] *= self._is_qwen
         both = torch.cat([self._norm(embedded, "enorm"), self._norm(hidden, "hnorm")], -1)
         x = (both @ self._parts["eh_proj"].T)[None]
         positions = torch.arange(T)[None]

@@ -177,7 +177,7 @@ class _Plan:
             outside=(self.outside - self._head_bytes, max(outside)),
             rest=self.rest_bytes,
             batches=[tuple(batch.shape) for batch in calibration_batches(samples, model.features)],
-            hidden=model.config.hidden_size,
+            hidden=model.hidden_width,
             budget=prepared.activation_budget,
             storage=storage,
             spec=prepared.spec,
@@ -231,4 +231,5 @@ class _Plan:
         packed = self.quantized_bytes + self.rest_bytes * _FLOAT // prepared.storage.itemsize
         block = max(sum(p.numel() for p in block.parameters()) for block in prepared.model.blocks)
         copies = (_FLOAT * weights, packed) if is_compared_whole(prepared) else None
-        return evaluation_stage(copies, self.outside, _FLOAT * block, config.vocab_size, config.hidden_size, windows)
+        width = prepared.model.hidden_width
+        return evaluation_stage(copies, self.outside, _FLOAT * block, config.vocab_size, width, windows)

@@ -14,7 +14,7 @@ from aiakq.runtime.build.loading import load_engine
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.engine.loop import run, timed_step
 from aiakq.runtime.lora.requests import AdapterRef, CheckedAdapters, LoRARequest
-from aiakq.runtime.multimodal.offline import OfflineImages, check_not_truncated, images_of
+from aiakq.runtime.multimodal.offline import OfflineMedia, check_not_truncated
 from aiakq.runtime.offline import OutputBuilder, RequestOutputBuilder
 from aiakq.runtime.offline_checks import OfflineChecks
 from aiakq.runtime.offline_prompts import Prompt, listed_prompts
@@ -59,7 +59,7 @@ class LLM(PoolingMethods, TranscriptionMethods):
         self.engine.facts["tokenizer"] = self.tokenizer.describe()
         self._processor = OutputProcessor(self.tokenizer, self.engine.limits)
         self._adapters = CheckedAdapters(self.engine.limits.adapters)
-        self._images = OfflineImages(self.config, self.engine.limits.media, self.tokenizer)
+        self._media = OfflineMedia(self.config, self.engine.limits.media, self.tokenizer)
         self._speech = OfflineSpeech(self.config, self.engine.limits)
         self._ids = itertools.count()
 
@@ -228,8 +228,8 @@ class LLM(PoolingMethods, TranscriptionMethods):
                 ids = self._encoded(text) if self.config.speech is None else self._without_special_tokens(text)
             if self.config.speech is not None:
                 return self._speech.prompt(prompt, list(ids), place)
-            if images := images_of(prompt, place):
-                return self._images.add(text, list(ids), images, f"{place}.prompt")
+            if media := self._media.of(prompt, place):
+                return self._media.add(text, list(ids), media, f"{place}.prompt")
             return TokenizedPrompt(text, list(ids))
         if isinstance(prompt, str):
             return TokenizedPrompt(prompt, self._encoded(prompt))
@@ -237,9 +237,9 @@ class LLM(PoolingMethods, TranscriptionMethods):
 
     def _read_chat(self, messages: list[dict[str, object]], *arguments: Any) -> TokenizedPrompt:
         """Render and tokenize a conversation."""
-        images, token = self._images.in_conversation(messages)
-        text, ids = self._tokenized(self.tokenizer.chat_tokens, messages, *arguments, token)
-        return self._images.add(text, ids, images, "messages") if images else TokenizedPrompt(text, ids)
+        media, placeholder = self._media.in_conversation(messages)
+        text, ids = self._tokenized(self.tokenizer.chat_tokens, messages, *arguments, placeholder)
+        return self._media.add(text, ids, media, "messages") if media else TokenizedPrompt(text, ids)
 
     def _new_request(self, prompt: TokenizedPrompt, params: SamplingParams, options: RequestOptions) -> Request:
         """See TranscriptionMethods."""

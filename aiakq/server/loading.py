@@ -140,7 +140,7 @@ async def _load_engines_and_tokenizer(
             await text.spawn()
         known = await configured
         start_time = time.monotonic()
-        await text.load(known.tokenizer, known.images, known.speech)
+        await text.load(known.tokenizer, known.media, known.speech)
         facts = text.loaded.facts
         parsers.message_format(
             text.loaded.tools_template, facts.takes_tools

@@ -108,6 +108,10 @@ SERVED: dict[str, dict[str, Any]] = {
         **GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
         "hidden_size_per_layer_input": 0, "per_layer_config": {1: {"head_dim": 32}},
     },
+    "gemma3n_text": {
+        **GEMMA4, **FOUR, **INPUTS, "laurel_rank": 32, "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.8, 0.0] * 2, "altup_num_inputs": 3,
+    },
     "minimax": {**HEADS, **LOCAL, "layer_types": ["linear_attention", "full_attention"], "block_size": 16},
 }  # fmt: skip
 #: What is written is for other programs, and the report says so.
@@ -117,10 +121,6 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"lru_width": 64, **HEADS},
-    "gemma3n_text": {
-        **GEMMA4, **FOUR, **INPUTS, "laurel_rank": 32, "num_kv_shared_layers": 2,
-        "activation_sparsity_pattern": [0.0] * 4,
-    },
     "zamba2": {
         "layers_block_type": ["hybrid", "hybrid"], "num_key_value_heads": 4, "n_mamba_heads": 8, "adapter_rank": 16,
     },
@@ -133,7 +133,7 @@ SHARE = {
     ("olmo_hybrid", "weight_only_int8"),
     ("diffllama", "weight_only_int8"),
     ("mamba", "weight_only_int8"), ("mamba2", "awq"), ("recurrent_gemma", "weight_only_int8"),
-    ("gemma4_text", "gptq"), ("gemma4_text", "awq"), ("gemma3n_text", "gptq"),
+    ("gemma4_text", "gptq"), ("gemma4_text", "awq"), ("gemma3n_text", "gptq"), ("gemma3n_text", "awq"),
 }  # fmt: skip
 
 

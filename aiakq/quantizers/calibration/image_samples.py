@@ -94,12 +94,12 @@ def load_image_samples(options: QuantizeOptions, checkpoint: Checkpoint, vocab_s
     places: list[Tensor] = []
     begin = vocab_size
     for row in rows:
-        prompt = _prompt(tokenizer, preprocessor.image_token, row)
+        prompt = _prompt(tokenizer, preprocessor.placeholder, row)
         try:
             ids, [item] = preprocessor.expanded(prompt, [row.read()], [row.where], row.where)
         except AiakqError as problem:
             raise bad(row.where, str(problem.message).rstrip("."), _HINT) from None
-        check_tokenized([[token for token in ids if token != config.multimodal.image_token_id]], vocab_size)
+        check_tokenized([[token for token in ids if token != config.multimodal.token_id]], vocab_size)
         features.append(encoder(item).float().cpu())
         if item.grid is not None:
             places.append(torch.cartesian_prod(*map(torch.arange, item.grid)))
@@ -130,7 +130,7 @@ def _checked_config(options: QuantizeOptions, checkpoint: Checkpoint) -> EngineC
     arguments = {"model": str(checkpoint.path), "dtype": "float32", "device": device}
     config = EngineConfig.from_args(arguments | {"trust_remote_code": options.trust_remote_code})
     multimodal = config.multimodal
-    if multimodal is None:
+    if multimodal is None or multimodal.kind != "image":
         raise refuse("the model reads no images")
     if refusal := multimodal.refusal or encoder_refusal(config):
         raise refuse(refusal)

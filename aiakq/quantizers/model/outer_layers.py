@@ -18,6 +18,7 @@ from aiakq.quantizers.calibration.image_features import AddedRows, is_alone
 from aiakq.quantizers.model.activations import BLOCKS_HINT, Activations, Call, HiddenStates
 from aiakq.quantizers.model.source import SourceModel
 from aiakq.quantizers.model.token_arguments import Place, TokenArguments, differing
+from aiakq.quantizers.model.wide_rows import apart, side_by_side
 
 #: A label that counts for nothing.
 _IGNORED = -100
@@ -112,7 +113,7 @@ def _states_beside(
     """Return the place for what ``places`` hold: in memory as far as hidden states of two models leave some of the
     budget, else on disk.
     """
-    total = 4 * model.config.hidden_size * sum(ids.numel() for ids in batches)
+    total = 4 * model.hidden_width * sum(ids.numel() for ids in batches)
     lists = sum(map(len, places.values())) + _LEFT
     share = max(0.0, hidden.budget - 2 * total) / lists
     return TokenArguments(lambda: HiddenStates((), share, hidden.folder))
@@ -222,13 +223,15 @@ def _record_calls(blocks: nn.ModuleList) -> Iterator[tuple[list[Call], list[int]
         def forward(*args: Any, **kwargs: object) -> object:
             if not args:
                 args = (kwargs.pop("hidden_states"),)
+            given = args[0]
+            args = (side_by_side(given, block), *args[1:])
             record.append(Call(args, kwargs))
             if not outputs:
                 output = real(*args, **kwargs)
                 outputs.append(len(output) if isinstance(output, tuple) else 0)
             if block is blocks[-1]:
                 raise _Captured
-            return _output(args[0], outputs[0])
+            return _output(given, outputs[0])
 
         return forward
 
@@ -241,7 +244,7 @@ def _stub_blocks(blocks: nn.ModuleList, hidden: Tensor, outputs: int) -> Iterato
     """Context manager: the blocks return ``hidden`` for any input."""
 
     def stand_in(block: nn.Module) -> Callable[..., object]:
-        return lambda *args, **kwargs: _output(hidden, outputs)
+        return lambda *args, **kwargs: _output(apart(hidden, block), outputs)
 
     with _replaced(blocks, stand_in):
         yield

@@ -26,6 +26,7 @@ from aiakq.quantizers.model.merged_adapter import LoraLayers, MergedAdapter, mer
 from aiakq.quantizers.model.plain_linears import plain_linears, take_weight
 from aiakq.quantizers.model.shapes import LinearShape
 from aiakq.quantizers.model.skeleton import find_blocks, find_decoder, says_tied, skeleton
+from aiakq.quantizers.model.wide_rows import states_of, widen
 from aiakq.quantizers.rotation.rotation import Rotation, rotation_of
 from aiakq.runtime.hf.tensor_names import Joined, TensorNames
 
@@ -71,6 +72,9 @@ class SourceModel:
         heads = (f"{name}." for name, module in self.model.named_modules() if module is head)
         self._text_modules = (f"{self.decoder}.", *heads)
         self.blocks_name, self.blocks = find_blocks(text, self.decoder)
+        widen(self.blocks)
+        #: Elements of a token between blocks.
+        self.hidden_width = states_of(self.blocks[0]) * int(self.config.hidden_size)
         names = TensorNames(self.model)
         self._renamed = _renamed(self.model, checkpoint, names)
         self._joined = _joined(self.model, checkpoint, names)

@@ -24,6 +24,7 @@ from aiakq.runtime.models import FAMILIES, family_module, is_native
 from aiakq.runtime.models.interface import Model
 from aiakq.runtime.models.stage import whole_model
 from aiakq.runtime.multimodal.parts import media_limits
+from aiakq.runtime.protocol.media import MediaKind
 
 logger = logging.getLogger("aiakq.runtime")
 
@@ -58,7 +59,8 @@ def load_model(config: EngineConfig, share: ModelShare | None = None) -> tuple[M
         reason = "it cannot be distributed by layers, because it builds all of them"
         raise error("model_unsupported", architecture=architecture, reason=reason, known=FAMILIES)
     model.adapters = weights.adapters
-    facts = _describe(weights, not media_limits(config, model).refusal, config.speech is not None)
+    media = media_limits(config, model)
+    facts = _describe(weights, None if media.refusal else media.kind, config.speech is not None)
     return model, facts
 
 
@@ -84,10 +86,11 @@ def _load_through_transformers(config: EngineConfig, share: ModelShare) -> tuple
     return load_transformers_model(config)
 
 
-def _describe(weights: CheckpointWeights | DummyWeights, reads_images: bool, reads_audio: bool) -> dict[str, str]:
+def _describe(weights: CheckpointWeights | DummyWeights, media: MediaKind | None, transcribes: bool) -> dict[str, str]:
     """Return rows of the start-up table about the implementations of the operations of a model.
 
-    reads_images, reads_audio  whether its encoder of images or audio is loaded, too.
+    media        of which its encoder is loaded, too; None for none.
+    transcribes  whether it transcribes audio.
     """
     facts = describe_operations(weights.ops)
     if isinstance(weights.ops, ShardedOps):
@@ -97,7 +100,8 @@ def _describe(weights: CheckpointWeights | DummyWeights, reads_images: bool, rea
     decoded = weights.decoded_remarks if isinstance(weights, CheckpointWeights) else []
     facts["linear layers"] = "; ".join([facts["linear layers"], *weights.remarks, *decoded])
     if isinstance(weights, CheckpointWeights) and weights.checkpoint.beside_text:
-        facts["model part"] = describe_model_part(weights.checkpoint.beside_text, reads_images, reads_audio)
+        beside = weights.checkpoint.beside_text - weights.stored
+        facts["model part"] = describe_model_part(beside, media, transcribes)
     if isinstance(weights, CheckpointWeights) and weights.left_out:
         facts["left out"] = "; ".join(describe_left_out(weights.left_out))
     return facts

@@ -10,7 +10,7 @@ from aiakq.runtime.build.model_loader import load_within_memory
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.distributed.model_share import ModelShare
 from aiakq.runtime.executor.cpu_program import Bounds
-from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page, state_rows
+from aiakq.runtime.executor.kv_cache import count_pages, kv_bytes_per_page, state_bytes, state_rows
 from aiakq.runtime.executor.model_proposer import ModelProposer
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sequences import ExecutorPart
@@ -41,9 +41,9 @@ def fitting_pages(config: EngineConfig, model: Model, draft: Model | None = None
     draft  model that proposes draft tokens, with pages of its own.
     """
     draft_bytes = 0 if draft is None else kv_bytes_per_page(draft, config.cache)
-    reserved_bytes = 0
+    reserved_bytes = 0 if draft is None else state_bytes(draft, config.scheduler)
     if model.adapters is not None:
-        reserved_bytes = model.adapters.reserved_bytes(config.device.device, config.scheduler.num_stages)
+        reserved_bytes += model.adapters.reserved_bytes(config.device.device, config.scheduler.num_stages)
     reserved_bytes += encoder_reserved_bytes(config, model) + speech_reserved_bytes(config, model)
     return count_pages(config, model, host_ranks, draft_bytes, reserved_bytes)
 

@@ -79,14 +79,15 @@ DENSE: dict[str, Family] = {
             "encoder_attention_heads": 6,
             "encoder_ffn_dim": 1536,
             "activation_function": "gelu",
-            "scale_embedding": False,
             "is_encoder_decoder": True,
             "tie_word_embeddings": True,
         },
         fixed={"is_encoder_decoder": (True,)},
-        # Of other models with its encoder, of its training, and of the times of words.
+        # Of other models with its encoder, of its training, and of the times of words; transformers' modules multiply
+        # nothing by the scale.
         unread=frozenset(
             {"use_weighted_layer_sum", "classifier_proj_size", "apply_spec_augment", "median_filter_width"}
+            | {"scale_embedding"}
             | {f"mask_{part}_{key}" for part in ("time", "feature") for key in ("prob", "length", "min_masks")}
         ),
         rotary=False,

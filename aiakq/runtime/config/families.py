@@ -6,12 +6,20 @@ from collections.abc import Mapping
 
 from aiakq.runtime.config.dense_families import DENSE
 from aiakq.runtime.config.family_keys import Family
+from aiakq.runtime.config.gemma3n import GEMMA3N
 from aiakq.runtime.config.gemma4 import GEMMA4
 from aiakq.runtime.config.recurrent_families import RECURRENT_FAMILIES
 from aiakq.runtime.config.shared_experts_families import SHARED_EXPERTS
 from aiakq.runtime.config.sparse_families import SPARSE
 
-FAMILIES: Mapping[str, Family] = {**DENSE, "gemma4_text": GEMMA4, **SPARSE, **RECURRENT_FAMILIES, **SHARED_EXPERTS}
+FAMILIES: Mapping[str, Family] = {
+    **DENSE,
+    "gemma3n_text": GEMMA3N,
+    "gemma4_text": GEMMA4,
+    **SPARSE,
+    **RECURRENT_FAMILIES,
+    **SHARED_EXPERTS,
+}
 #: Architecture -> model_type, where they differ by more than spelling.
 MODEL_TYPES: Mapping[str, str] = {
     "CohereForCausalLM": "cohere",
@@ -23,6 +31,7 @@ MODEL_TYPES: Mapping[str, str] = {
     "GPTBigCodeForCausalLM": "gpt_bigcode",
     "GPTJForCausalLM": "gptj",
     "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma3nForCausalLM": "gemma3n_text",
     "Gemma4ForCausalLM": "gemma4_text",
     "Glm4MoeForCausalLM": "glm4_moe",
     "GptOssForCausalLM": "gpt_oss",

@@ -33,6 +33,7 @@ class Family:
     rope_keys keys of rope_parameters that only this family has.
     kinds     kinds of layers besides full attention.
     period    every so manieth layer has full attention and the others a window, unless the file says otherwise.
+    by_layer  keys whose value may be a list with one for each layer.
     """
 
     defaults: Mapping[str, object]
@@ -45,6 +46,7 @@ class Family:
     rope_keys: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset({"sliding_attention"})
     period: int | None = None
+    by_layer: frozenset[str] = frozenset()
 
 
 LLAMA: dict[str, object] = {

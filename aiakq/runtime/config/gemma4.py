@@ -15,6 +15,8 @@ from aiakq.runtime.config.family_keys import ATTENTION_BIAS, WINDOW, Family, lla
 _GLOBAL_HEAD_DIM = 512
 #: Every so manieth layer has full attention in a file without ``layer_types``.
 _PERIOD = 6
+#: Families whose last layers may have no keys and values of their own.
+_SHARE_KEYS = ("gemma3n_text", "gemma4_text")
 #: Sizes that ``per_layer_config`` may state for a layer.
 _OF_LAYER = frozenset({"head_dim", "num_key_value_heads"})
 
@@ -117,7 +119,7 @@ def cache_sources(raw: Mapping[str, Any], kinds: tuple[str, ...]) -> dict[int, i
 
     Raises ``model_malformed`` if a layer has nothing to read.
     """
-    if raw.get("model_type") != "gemma4_text" or not raw["num_kv_shared_layers"]:
+    if raw.get("model_type") not in _SHARE_KEYS or not raw["num_kv_shared_layers"]:
         return {}
     shared = int(read_value(raw, COUNT, "num_kv_shared_layers"))
     last = {kind: layer for layer, kind in enumerate(kinds[: max(0, len(kinds) - shared)])}

@@ -333,7 +333,9 @@ def _check(key: str, value: object, family: Family, kind: str) -> None:
         if value is not None and value not in allowed:
             raise _refused(key, value, _only(allowed, kind))
     elif key in family.defaults:
-        _check_type(key, value, family.defaults[key])
+        listed = value if key in family.by_layer and isinstance(value, list) else [value]
+        for each in listed:
+            _check_type(key, each, family.defaults[key])
         if key.endswith("softcapping") and value == 0:
             raise _refused(key, value, "a cap of 0 makes all scores equal, and null is none")
     elif not (

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 
 from aiakq.errors import error
 from aiakq.formats.config_values import malformed
+from aiakq.runtime.config.gemma3n import gemma3n_layers
 from aiakq.runtime.config.gemma4 import gemma4_layers
 from aiakq.runtime.config.recurrent_families import PATTERN, kimi_layers
 
 
 def with_layers(raw: Mapping[str, object]) -> Mapping[str, object]:
     """Return ``raw`` with the layers of Kimi Linear, which are in an object, of Gemma 4, of which the last always has
-    full attention, or of Nemotron-H, whose number follows from their list or their pattern of letters.
+    full attention, of Gemma 3n, which have MLPs of their own, or of Nemotron-H, whose number follows from their list or
+    their pattern of letters.
 
     Raises ``model_malformed`` and ``config_key_unsupported``.
     """
@@ -20,6 +22,8 @@ def with_layers(raw: Mapping[str, object]) -> Mapping[str, object]:
         return kimi_layers(raw)
     if raw.get("model_type") == "gemma4_text":
         return gemma4_layers(raw)
+    if raw.get("model_type") == "gemma3n_text":
+        return gemma3n_layers(raw)
     if raw.get("model_type") != "nemotron_h":
         return raw
     kinds, pattern = raw.get("layer_types"), raw.get("hybrid_override_pattern")

@@ -60,9 +60,9 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 #: Scaling types of the families whose class in transformers refuses others.
 _TYPES = dict.fromkeys(("phi3", "phimoe"), ("default", "longrope"))
 #: Families whose layers may have rotary parameters by kind.
-_BY_KIND = ("gemma3_text", "gemma4_text", "olmo3", "lfm3")
-#: Base of Gemma 3's layers with a window.
-_GEMMA3_LOCAL_BASE = 10000.0
+_BY_KIND = ("gemma3_text", "gemma3n_text", "gemma4_text", "olmo3", "lfm3")
+#: Families whose layers with a window have a base of their own -> that of files without one.
+_LOCAL_BASES = {"gemma3_text": 10000.0, "gemma3n_text": 10000.0}
 #: Native families whose frequencies may be proportional.
 _PROPORTIONAL = ("gemma4_text", "lfm3")
 #: Older keys beside rope_parameters, and what they are called there.
@@ -134,8 +134,9 @@ def _parameters(raw: Mapping[str, Any]) -> dict[str, object]:
                 reason = "layers of this family have the same rotary parameters"
                 raise error("config_key_unsupported", key="rope_parameters", value=f"{given!r:.64}", reason=reason)
             parts = {kind: part or {} for kind, part in given.items() if isinstance(part, dict)}
-            if raw.get("model_type") == "gemma3_text" and "sliding_attention" in parts:
-                local = raw.get("rope_local_base_freq", _GEMMA3_LOCAL_BASE)
+            base = _LOCAL_BASES.get(str(raw.get("model_type")))
+            if base is not None and "sliding_attention" in parts:
+                local = raw.get("rope_local_base_freq", base)
                 parts["sliding_attention"] = {"rope_theta": local, **parts["sliding_attention"]}
             return {kind: _complete(raw, part) for kind, part in parts.items()}
         if by_kind:
@@ -143,7 +144,7 @@ def _parameters(raw: Mapping[str, Any]) -> dict[str, object]:
         return _complete(raw, given)
     family = raw.get("model_type")
     scaling = raw.get("rope_scaling") or _SCALINGS.get(str(family), {})
-    local = raw.get("rope_local_base_freq", _GEMMA3_LOCAL_BASE if family == "gemma3_text" else None)
+    local = raw.get("rope_local_base_freq", _LOCAL_BASES.get(str(family)))
     kinds = family == "olmo3" and scaling
     if local is None and not kinds:
         return _complete(raw, scaling)

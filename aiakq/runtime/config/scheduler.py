@@ -36,11 +36,14 @@ class SchedulerConfig(SchedulerArguments):
     encoder_cache_tokens: int = 0
 
     @property
+    def num_drafts(self) -> int:
+        """The maximum number of draft tokens of a sequence in a step."""
+        return 0 if self.speculation is None else self.speculation.num_speculative_tokens
+
+    @property
     def max_rows(self) -> int:
         """Rows of logits in a step: one per sequence, and those of draft tokens."""
-        if self.speculation is None:
-            return self.max_num_seqs
-        every = self.max_num_seqs * (1 + self.speculation.num_speculative_tokens)
+        every = self.max_num_seqs * (1 + self.num_drafts)
         return max(self.max_num_seqs, min(every, _MAX_DRAFT_ROWS))
 
     @staticmethod

@@ -68,6 +68,7 @@ class SpeechTokens:
     suppressed     never in a transcript.
     first_suppressed  not the first of a transcript.
     max_first_timestamp  the largest number of the first timestamp; None: any.
+    language       code of the language of audio whose language a client does not say; None: it is detected.
     """
 
     start: int
@@ -78,6 +79,7 @@ class SpeechTokens:
     suppressed: tuple[int, ...] = ()
     first_suppressed: tuple[int, ...] = ()
     max_first_timestamp: int | None = None
+    language: str | None = None
 
     @property
     def timestamps(self) -> int:
@@ -90,8 +92,11 @@ class SpeechTokens:
         return self.no_timestamps - 1
 
     @staticmethod
-    def read(folder: Path, vocab_size: int) -> SpeechTokens:
-        """Read generation_config.json. Raises ``model_incomplete`` and ``model_malformed``."""
+    def read(folder: Path, vocab_size: int, model: Mapping[str, object]) -> SpeechTokens:
+        """Read generation_config.json; ``model`` is config.json.
+
+        Raises ``model_incomplete`` and ``model_malformed``.
+        """
         name = "generation_config.json"
         if not (folder / name).is_file():
             raise error("model_incomplete", path=folder, missing=f"{name} is missing, which names the tokens of tasks")
@@ -99,16 +104,19 @@ class SpeechTokens:
         for key in ("decoder_start_token_id", "no_timestamps_token_id"):
             if raw.get(key) is None:
                 raise error("model_incomplete", path=folder, missing=f"{name} has no {key}")
-
+        if raw.get("is_multilingual") is False:  # such prompts have neither a language nor a task
+            raw = {**raw, "lang_to_id": None, "task_to_id": None}
+        languages = {code.strip("<|>"): id for code, id in _named(raw, "lang_to_id").items()}
         found = SpeechTokens(
             start=_stated(raw, "decoder_start_token_id", _TOKEN),
             no_timestamps=_stated(raw, "no_timestamps_token_id", _TOKEN),
-            languages={code.strip("<|>"): id for code, id in _named(raw, "lang_to_id").items()},
+            languages=languages,
             tasks=_named(raw, "task_to_id"),
             previous=_stated(raw, "prev_sot_token_id", _TOKEN),
             suppressed=tuple(_stated(raw, "suppress_tokens", _TOKENS) or ()),
             first_suppressed=tuple(_stated(raw, "begin_suppress_tokens", _TOKENS) or ()),
             max_first_timestamp=_stated(raw, "max_initial_timestamp_index", _TOKEN),
+            language=_default_language(raw, model, languages) if languages else None,
         )
         prompt = {found.start, found.timestamps, *found.languages.values(), *found.tasks.values()}
         every = {*prompt, *found.suppressed, *found.first_suppressed, found.previous or 0}
@@ -118,37 +126,66 @@ class SpeechTokens:
         return found
 
 
+def _default_language(raw: Mapping[str, Any], model: Mapping[str, object], languages: Mapping[str, int]) -> str | None:
+    """Return the language that the files of a fine-tuned model fix, as transformers reads them; None without one.
+
+    ``language`` of generation_config.json ``raw`` is a code or a name; forced_decoder_ids, which that of config.json
+    ``model`` replaces, has the tokens of a prompt by their index. Raises ``model_malformed``.
+    """
+    stated = raw.get("language")
+    if isinstance(stated, str):
+        from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+        code = stated.lower().strip("<|>")
+        code = TO_LANGUAGE_CODE.get(code, code)
+        if code not in languages:
+            raise _malformed(f"language is {stated!r:.64}, which is not in lang_to_id")
+        return code
+    if stated is not None:
+        raise _malformed(f"language is {stated!r:.64}, not a text")
+    forced = raw.get("forced_decoder_ids") or model.get("forced_decoder_ids")
+    if raw.get("task") is not None or not forced:
+        return None
+    try:
+        token = dict(forced).get(1)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise _malformed(f"forced_decoder_ids is {forced!r:.64}, not pairs of an index and a token") from None
+    codes = [code for code, id in languages.items() if id == token]
+    if token is not None and not codes:
+        raise _malformed(f"forced_decoder_ids has the token {token!r:.32} where lang_to_id has a language")
+    return codes[0] if codes else None
+
+
+def _malformed(reason: str) -> AiakqError:
+    return error("model_malformed", file="generation_config.json", reason=reason)
+
+
 def _stated(raw: Mapping[str, Any], key: str, constraint: Constraint) -> Any:
     """Return a value of generation_config.json; None without one. Raises ``model_malformed``."""
     value = raw.get(key)
     refused = None if value is None else constraint.refusal(value)
     if refused is not None:
-        reason = f"{key} is {value!r:.64}, not {refused.expected}"
-        raise error("model_malformed", file="generation_config.json", reason=reason)
+        raise _malformed(f"{key} is {value!r:.64}, not {refused.expected}")
     return value
 
 
 def _named(raw: Mapping[str, Any], key: str) -> dict[str, int]:
     values = raw.get(key) or {}
     if not isinstance(values, dict) or any(_TOKEN.refusal(value) is not None for value in values.values()):
-        raise error("model_malformed", file="generation_config.json", reason=f"{key} is no object of token ids")
+        raise _malformed(f"{key} is no object of token ids")
     return {str(name): int(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechConfig:
-    """A model that transcribes audio.
+class SpectrogramConfig:
+    """What an encoder of Whisper's kind reads.
 
     folder      the model's.
-    raw         config.json as it is.
-    tokens      the tokens of prompts.
-    num_states  states of the encoder that the decoder reads, for ``num_frames`` frames of a spectrogram.
+    num_states  states of the encoder for ``num_frames`` frames of a spectrogram.
     num_bins    frequencies of a spectrogram.
     """
 
     folder: str
-    raw: Mapping[str, Any]
-    tokens: SpeechTokens
     num_states: int
     num_bins: int
 
@@ -156,6 +193,27 @@ class SpeechConfig:
     def num_frames(self) -> int:
         """The frames of a spectrogram that the model reads at once, 3000 in published models: 30 s."""
         return self.num_states * FRAMES_PER_STATE
+
+    @staticmethod
+    def of(folder: str, encoder: Mapping[str, object], num_bins: int) -> SpectrogramConfig:
+        """Read the config of an encoder; ``num_bins`` is its family's default."""
+        return SpectrogramConfig(
+            folder=folder,
+            num_states=int(read_value(encoder, SIZE, "max_source_positions", default=1500)),
+            num_bins=int(read_value(encoder, SIZE, "num_mel_bins", default=num_bins)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechConfig(SpectrogramConfig):
+    """A model that transcribes audio.
+
+    raw     config.json as it is.
+    tokens  the tokens of prompts.
+    """
+
+    raw: Mapping[str, Any]
+    tokens: SpeechTokens
 
     def cache_tokens(self, max_num_seqs: int) -> int:
         """Return how many states of encoders are kept."""
@@ -174,13 +232,9 @@ class SpeechConfig:
         if not is_speech(architecture):
             return None
         _check(args, device_type)
-        return SpeechConfig(
-            folder=str(folder),
-            raw=dict(raw),
-            tokens=SpeechTokens.read(folder, vocab_size),
-            num_states=int(read_value(raw, SIZE, "max_source_positions", default=1500)),
-            num_bins=int(read_value(raw, SIZE, "num_mel_bins", default=80)),
-        )
+        read = SpectrogramConfig.of(str(folder), raw, num_bins=80)
+        tokens = SpeechTokens.read(folder, vocab_size, raw)
+        return SpeechConfig(**vars(read), raw=dict(raw), tokens=tokens)
 
 
 def transcribes_audio(args: EngineArguments, raw: Mapping[str, object]) -> bool:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiakq.errors import error
+from aiakq.runtime.config.gemma3n import media_embedders
 
 #: model_type of a ``text_config`` -> its architecture.
 _TEXT_MODELS = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3n_text": "Gemma3nForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
@@ -105,6 +107,8 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, object]:
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):
             text[key] = raw[key]
+    if raw.get("model_type") == "gemma3n":
+        text["media_embedders"] = media_embedders(raw)
     architectures = raw.get("architectures")
     text["architectures"] = [_TEXT_MODELS[kind]] if kind in _TEXT_MODELS else architectures
     return text

@@ -7,8 +7,9 @@ from dataclasses import replace
 from aiakq.errors import error
 from aiakq.runtime.config.cache import CacheConfig
 from aiakq.runtime.config.engine import EngineConfig
+from aiakq.runtime.config.scheduler import SchedulerConfig
 from aiakq.runtime.device_memory import free_memory
-from aiakq.runtime.executor.states import RING, StateRows
+from aiakq.runtime.executor.states import StateRows, states_per_sequence
 from aiakq.runtime.models.interface import Model
 
 
@@ -21,23 +22,26 @@ def kv_bytes_per_page(model: Model, cache: CacheConfig) -> int:
     return cache.block_size * model.kv_bytes_per_token(cache.dtype) + cache.enable_prefix_caching * model.state_bytes()
 
 
-def state_bytes(model: Model, max_num_seqs: int) -> int:
+def state_bytes(model: Model, scheduler: SchedulerConfig) -> int:
     """Return the bytes of the states of running sequences, of the engine's internal sequence, and of the zero state."""
-    return (1 + RING * (max_num_seqs + 1)) * model.state_bytes()
+    per_sequence = states_per_sequence(scheduler.num_drafts)
+    return (1 + per_sequence * (scheduler.max_num_seqs + 1)) * model.state_bytes()
 
 
 def state_rows(config: EngineConfig, model: Model, num_pages: int, num_slots: int) -> StateRows | None:
     """Return the allocation of state rows for a model with recurrent layers; None for other models."""
     if not model.state_bytes():
         return None
-    return StateRows(num_pages, config.cache.block_size, num_slots, config.cache.enable_prefix_caching)
+    cache = config.cache
+    return StateRows(num_pages, cache.block_size, num_slots, cache.enable_prefix_caching, config.scheduler.num_drafts)
 
 
 def describe_states(config: EngineConfig, model: Model) -> str:
     """Return a description of the states of recurrent layers for the start-up table."""
-    size = state_bytes(model, config.scheduler.max_num_seqs) / 2**20
+    size = state_bytes(model, config.scheduler) / 2**20
     kept = "one at the end of every page, " if config.cache.enable_prefix_caching else ""
-    return f"{model.state_bytes() / 2**20:.1f} MiB each: {kept}{RING} per running sequence = {size:.0f} MiB"
+    count = states_per_sequence(config.scheduler.num_drafts)
+    return f"{model.state_bytes() / 2**20:.1f} MiB each: {kept}{count} per running sequence = {size:.0f} MiB"
 
 
 def fit_positions(config: EngineConfig) -> EngineConfig:
@@ -82,7 +86,7 @@ def memory_for_pages(config: EngineConfig, model: Model, free: int) -> float:
     scheduler = config.scheduler
     row = max(config.model.intermediate_size * 16, model.mixture_elements() * config.device.dtype.itemsize)
     activations = scheduler.max_num_batched_tokens * row + scheduler.max_num_seqs * config.model.vocab_size * 16
-    return free * config.cache.gpu_memory_utilization - activations - state_bytes(model, scheduler.max_num_seqs)
+    return free * config.cache.gpu_memory_utilization - activations - state_bytes(model, scheduler)
 
 
 def count_pages(
@@ -105,7 +109,7 @@ def count_pages(
     per_sequence = -(-config.max_model_len // cache.block_size)
     max_pages = scheduler.max_num_seqs * per_sequence + 1
     page_bytes = kv_bytes_per_page(model, cache) + draft_bytes
-    states = state_bytes(model, scheduler.max_num_seqs)
+    states = state_bytes(model, scheduler)
     free = free_memory(config.device.device) // host_ranks
     remaining = memory_for_pages(config, model, free) - reserved_bytes
     if cache.kv_cache_memory_bytes is not None:

@@ -34,7 +34,7 @@ class SequenceState:
     asked      of each of its rows of logits; None until the first is sampled.
     failure    why nothing it computes counts; None: it does.
     grids      positions of its tokens; None: they are their numbers.
-    state_at   per row of its states, the number of tokens it is the state after, or none; see StateRows.
+    state_at   by StateRows, the number of tokens that each of its states is the state after.
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class SequenceState:
         self.token_ids = spec.prompt_token_ids + record.output_token_ids
         self.num_prompt = len(spec.prompt_token_ids)
         self.pages: list[int] = []
-        self.state_at: list[int | None] = []
+        self.state_at: dict[object, list[int]] = {}
         self.modifier: Modifier = LogitsModifier(spec, logits_processors)
         self.masks: tuple[RowMask, ...] = ()
         self.reader: OutputReader | None = new_logprobs_reader(spec)

@@ -277,7 +277,7 @@ def load_transformers_model(config: EngineConfig) -> tuple[Model, dict[str, str]
         _check_attention(model, trace, config)
     facts = describe_operations(ops) | {"linear layers": f"{linear_layers} (inside transformers)"}
     if beside_text:
-        facts["model part"] = describe_model_part(beside_text, reads_images=False)
+        facts["model part"] = describe_model_part(beside_text, None)
     return model, facts
 
 

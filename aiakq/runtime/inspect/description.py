@@ -17,6 +17,7 @@ from aiakq.kernels.types import AttentionSpec
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.loader.required import build_without_weights
 from aiakq.runtime.models import is_native
+from aiakq.runtime.protocol.media import PLURALS, MediaKind
 
 __all__ = [
     "Plan",
@@ -119,11 +120,14 @@ def support(architecture: str, refusal: Callable[[], str | None]) -> str:
     return "through transformers (--model-impl transformers)" if reason is None else f"not served: {reason}"
 
 
-def describe_model_part(beside_text: Collection[str], reads_images: bool, reads_audio: bool = False) -> str:
-    """Return a line about a multimodal checkpoint for the start-up table."""
-    if reads_audio:
+def describe_model_part(beside_text: Collection[str], media: MediaKind | None, transcribes: bool = False) -> str:
+    """Return a line about a multimodal checkpoint for the start-up table.
+
+    media  what it reads besides text; None if nothing.
+    """
+    if transcribes:
         return f"audio: {len(beside_text)} tensors encode it"
     parts = ", ".join(sorted({name.removeprefix("model.").partition(".")[0] for name in beside_text}))
-    if reads_images:
-        return f"text and images: {len(beside_text)} tensors of {parts} encode images"
+    if media is not None:
+        return f"text and {PLURALS[media]}: {len(beside_text)} tensors of {parts} encode {PLURALS[media]}"
     return f"text only: {len(beside_text)} tensors of {parts} are left out"

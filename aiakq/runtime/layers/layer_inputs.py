@@ -5,6 +5,7 @@ part of a projection of the token's embedding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -87,9 +88,18 @@ class GatedInput:
         return normed
 
 
+class LayerEnd(Protocol):
+    """What follows a layer."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, inputs: LayerInputRows | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [T, hidden], which is modified, and residual [T, hidden] or None: see DecoderLayer."""
+
+
 @dataclass
-class LayerEnd:
-    """What follows a layer: its gated input, and a factor on the hidden states.
+class ScaledEnd:
+    """The gated input of a layer, and a factor on the hidden states (Gemma 4).
 
     layer   number of the layer.
     add     a Scaling by one.
@@ -105,7 +115,7 @@ class LayerEnd:
     def __call__(
         self, x: Tensor, residual: Tensor | None, inputs: LayerInputRows | None
     ) -> tuple[Tensor, Tensor | None]:
-        """x [T, hidden], which is modified, and residual [T, hidden] or None: see DecoderLayer."""
+        """x [T, hidden], which is modified, and residual [T, hidden] or None: see LayerEnd."""
         if self.gated is not None:
             assert inputs is not None, "only the first stage has the inputs of layers"
             x = self._sum(x, residual)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.activation import Activation
 from aiakq.kernels.ops.linear import LinearLayer
-from aiakq.kernels.ops.scaling import Scaling
 from aiakq.kernels.types import ActivationLayout, LinearInput
 
 
@@ -23,17 +24,47 @@ class MLP(Protocol):
         """x [T, hidden], as a Tensor or in the layout ``input_layout(T)`` -> [T, hidden]."""
 
 
+class GateStep(Protocol):
+    """What changes the gate of an MLP before its activation function: a Scaling, or a GaussianTopK."""
+
+    def __call__(self, x: Tensor, *, out: Tensor) -> Tensor:
+        """x [T, I] -> out [T, I], which may be x."""
+
+
+class GaussianTopK:
+    """relu(x - cutoff), with a cutoff below which a share of a row would lie if it were normally distributed (Spark
+    transformer; You et al. 2025, arXiv:2506.06644).
+
+    share  from 0 to below 1.
+    width  elements of a row, I.
+    """
+
+    def __init__(self, share: float, width: int, ops: Ops) -> None:
+        quantile = torch.erfinv(2 * torch.tensor(share, dtype=torch.float32) - 1) * 2**0.5
+        self._deviations = float(quantile.to(ops.dtype))
+        # As a product, a sum does not depend on the other rows.
+        self._sum, self._width = ops.float_dense(torch.ones(1, width)), width
+
+    def __call__(self, x: Tensor, *, out: Tensor) -> Tensor:
+        """x [T, I] -> out [T, I]; see GateStep."""
+        values = x.to(torch.float32, copy=True)
+        values -= self._sum(values) / self._width
+        deviation = torch.sqrt(self._sum(values * values) / self._width)
+        values -= deviation * self._deviations
+        return out.copy_(values.relu_())
+
+
 @dataclass
 class GatedMLP:
     """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202); ``gate_up`` is fused, the gate's outputs first.
 
-    gate_scale  factor of the gate before ``act``, or None.
+    gate_step  what changes the gate before ``act``, or None.
     """
 
     gate_up: LinearLayer
     down: LinearLayer
     act: Activation
-    gate_scale: Scaling | None = None
+    gate_step: GateStep | None = None
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """See MLP."""
@@ -42,9 +73,9 @@ class GatedMLP:
     def __call__(self, x: LinearInput) -> Tensor:
         """See MLP."""
         both = self.gate_up(x)
-        if self.gate_scale is not None:
+        if self.gate_step is not None:
             gate = both[:, : both.shape[1] // 2]
-            self.gate_scale(gate, out=gate)
+            self.gate_step(gate, out=gate)
         return self.down(self.act.gated(both, self.down.input_layout(len(both))))
 
 

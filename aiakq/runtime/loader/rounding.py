@@ -17,12 +17,14 @@ from aiakq.spec import LayerSpec, QuantSpec
 
 #: Sizes of groups; the first that divides the number of inputs counts.
 _GROUPS = (128, 64, 32)
+#: Modules whose linear layers compute a few coefficients per token.
+_COEFFICIENTS = frozenset({"router", "altup"})
 
 
 class RoundingAtLoad:
     """Rounds the linear layers in the decoder blocks as ``spec`` says, as ``aiakq quantize`` would.
 
-    Routers, gates beside experts and layers outside the blocks stay as they are.
+    Routers, gates beside experts, AltUp's coefficients (Gemma 3n) and layers outside the blocks stay as they are.
     """
 
     def __init__(self, checkpoint: Checkpoint, spec: QuantSpec) -> None:
@@ -40,7 +42,7 @@ class RoundingAtLoad:
     def takes(self, name: str) -> bool:
         """Whether the linear ``name`` is in a decoder block and transforms activations."""
         parts = name.split(".")
-        if not any(part.isdigit() for part in parts[:-1]) or "router" in parts or parts[-2] == "gate":
+        if not any(part.isdigit() for part in parts[:-1]) or not _COEFFICIENTS.isdisjoint(parts) or parts[-2] == "gate":
             return False
         stored = self.checkpoint.locate(f"{name}.weight") or f"{name}.weight"
         return stored.removesuffix(".weight").rpartition(".")[0] not in self._mixtures

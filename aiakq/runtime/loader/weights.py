@@ -40,6 +40,8 @@ class CheckpointWeights(LinearBuilder):
         self.checkpoint = checkpoint
         self.rounding = rounding
         self.remarks: list[str] = [] if rounding is None else [rounding.remark]
+        #: Tensors read in their stored dtype.
+        self.stored: set[str] = set()
         self._prepared = 0
         #: Why weights were decoded at load -> their bytes as floats.
         self._decoded: dict[str, int] = {}
@@ -80,6 +82,7 @@ class CheckpointWeights(LinearBuilder):
                 path=self.checkpoint.path,
                 reason=f"{source} has the shape {list(stored)}, config.json says {list(shape)}",
             )
+        self.stored.add(source)
         return self.checkpoint.checked_tensor(source)
 
     def _bias(self, name: str, n: int) -> Tensor:

@@ -29,6 +29,7 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
         "GemmaForCausalLM": "aiakq.runtime.models.gemma",
         "Gemma3ForCausalLM": "aiakq.runtime.models.gemma3",
         "Gemma2ForCausalLM": "aiakq.runtime.models.gemma2",
+        "Gemma3nForCausalLM": "aiakq.runtime.models.gemma3n",
         "Gemma4ForCausalLM": "aiakq.runtime.models.gemma4",
         "GptOssForCausalLM": "aiakq.runtime.models.gpt_oss",
         "Llama4ForCausalLM": "aiakq.runtime.models.llama4",

@@ -321,8 +321,9 @@ class Decoder:
 
     def mixture_elements(self) -> int:
         """See Model.mixture_elements."""
-        experts = max((getattr(block.mlp, "elements_per_token", 0) for block in self.blocks), default=0)
-        return experts + (0 if self.layer_inputs is None else self.layer_inputs.elements_per_token)
+        parts = [part for block in self.blocks for part in (block, block.mlp)]
+        largest = max((getattr(part, "elements_per_token", 0) for part in parts), default=0)
+        return largest + (0 if self.layer_inputs is None else self.layer_inputs.elements_per_token)
 
     def new_caches(self, pages: int, page_size: int, state_rows: int = 1) -> list[LayerCache]:
         """See Model.new_caches."""

@@ -59,7 +59,7 @@ class FalconH1Builder(DecoderBuilder):
         """Return the MLP, whose gate is multiplied before the activation function."""
         mlp = super().mlp(layer)
         assert isinstance(mlp, GatedMLP)
-        mlp.gate_scale = self.ops.scaling(self.mlp_multipliers[0])
+        mlp.gate_step = self.ops.scaling(self.mlp_multipliers[0])
         return mlp
 
     def attention(self, layer: int) -> ParallelMixers:

@@ -4,26 +4,24 @@ layer, and last layers that read the keys and values of earlier ones; some model
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from aiakq.errors import error
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
-from aiakq.kernels.ops.parallel import Column, Row
 from aiakq.kernels.ops.routing import SoftmaxRouting
 from aiakq.kernels.ops.scaling import Scaling
-from aiakq.kernels.types import AttentionContext, AttentionSpec, LinearInput, RotaryTables
+from aiakq.kernels.types import AttentionContext, LinearInput, RotaryTables
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.activation import activation
-from aiakq.runtime.layers.attention import Attention, KeysAsValues, LayerCache, ProjectionNorms, ProjectionStep
+from aiakq.runtime.layers.attention import KeysAsValues, LayerCache
 from aiakq.runtime.layers.experts import SparseMLP
-from aiakq.runtime.layers.layer_inputs import GatedInput, LayerEnd, LayerInputs
-from aiakq.runtime.models.builder import DecoderBuilder, unsupported
-from aiakq.runtime.models.decoder import MLP, Block, Decoder, DecoderLayer, Mixer, Rescale, Weights
+from aiakq.runtime.layers.layer_inputs import ScaledEnd
+from aiakq.runtime.models.builder import unsupported
+from aiakq.runtime.models.decoder import MLP, Block, Decoder, DecoderLayer, Mixer, Weights
+from aiakq.runtime.models.layer_inputs import LayerInputsBuilder
 from aiakq.runtime.models.mixture import Mixture, size
 
 
@@ -87,50 +85,15 @@ def _plain(x: LinearInput) -> Tensor:
     return x
 
 
-class Gemma4Builder(DecoderBuilder):
+class Gemma4Builder(LayerInputsBuilder):
     """Gemma 4."""
-
-    has_head_norms = True
-    scale = 1.0
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
-        self.qkv_bias = self.output_bias = bool(config.raw.get("attention_bias", False))
-        self.input_width = int(config.raw["hidden_size_per_layer_input"])
-        stage = weights.stage
-        if (self.input_width or config.cache_sources) and stage is not None and not (stage.is_first and stage.is_last):
-            what = "A Gemma 4 whose layers read more than hidden states, in pipeline stages"
-            raise error("unsupported", what=what, hint="Set -pp to 1, or use -tp instead.")
         if self.input_width and config.raw["vocab_size_per_layer_input"] < config.vocab_size:
             raise unsupported(config, "vocab_size_per_layer_input is below vocab_size")
 
-    def after_embedding(self) -> Rescale:
-        """Return the multiplier sqrt(hidden_size), rounded to the activation dtype."""
-        return self.ops.scaling(self._rounded_root(self.config.hidden_size))
-
-    def after_head(self) -> Rescale | None:
-        """Return the softcap of the logits, if the config has one."""
-        cap = self.config.raw.get("final_logit_softcapping")
-        return self.ops.scaling(cap=float(cap)) if cap else None
-
-    def _rounded_root(self, number: int) -> float:
-        return float(torch.tensor(number**0.5, dtype=self.ops.dtype).item())
-
     # --- attention ---
-
-    def attention(self, layer: int) -> Mixer:
-        """Return the attention of a layer, without keys and values if it reads those of an earlier one."""
-        if layer not in self.config.cache_sources:
-            return super().attention(layer)
-        config, spec, D = self.config.of_layer(layer), self.attention_spec(layer), self.config.hidden_size
-        width = config.num_heads * config.head_dim
-        query, output = (self.layer_name(layer, name) for name in (self.names.qkv[0], self.names.output))
-        return Attention(
-            self.weights.linear(query, width, D, bias=self.qkv_bias, role=Column(spec, "q")),
-            self.weights.linear(output, D, width, bias=self.output_bias, role=Row(spec)),
-            spec,
-            self.ops,
-        )
 
     def qkv(self, layer: int) -> LinearLayer:
         """Return the fused projection; in layers with full attention, keys may be the values, too."""
@@ -142,25 +105,6 @@ class Gemma4Builder(DecoderBuilder):
             parts[:2] if same else parts, config.hidden_size, bias=self.qkv_bias, role=self.qkv_role
         )
         return KeysAsValues(first, keys, self.ops) if same else first
-
-    def before_attention(self, layer: int) -> list[ProjectionStep]:
-        """Return the norms of value heads, which have no weights."""
-        config = self.config.of_layer(layer)
-        head = config.head_dim
-        norm = self.ops.rms_norm(torch.ones(head, dtype=self.ops.dtype, device=self.ops.device), config.norm_eps)
-        first, count = (config.num_heads + config.num_kv_heads) * head, config.num_kv_heads
-        return [ProjectionNorms([norm] * count, [head] * count, self.ops, first)]
-
-    def attention_spec(self, layer: int) -> AttentionSpec:
-        """Return the parameters of attention."""
-        return replace(super().attention_spec(layer), reads_only=layer in self.config.cache_sources)
-
-    def head_norms(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return the weights [D] of the norms of query heads, and of key heads if the layer has some."""
-        if layer not in self.config.cache_sources:
-            return super().head_norms(layer)
-        name = self.layer_name(layer, self.names.q_norm)
-        return self.norm_weight(name, self.config.of_layer(layer).head_dim), None
 
     def rotary(self, layer: int) -> RotaryTables | None:
         """Return the rotary tables of a layer, whose heads have the size of its kind."""
@@ -210,46 +154,12 @@ class Gemma4Builder(DecoderBuilder):
         names = ("gate_proj", "up_proj", "down_proj")
         return Mixture(prefix, prefix, names, count, width, routing, "router.proj").build(self.config, self.weights)
 
-    # --- inputs of layers ---
-
-    def layer_inputs(self) -> LayerInputs | None:
-        """Return the inputs of all layers: the mean of two parts, times sqrt(2)."""
-        config, P = self.config, self.input_width
-        if not P:
-            return None
-        table, width = "model.embed_tokens_per_layer.weight", P * config.num_layers
-        embedding, _ = self.weights.embedding(table, config.raw["vocab_size_per_layer_input"], width, tied=False)
-        weight = self.norm_weight("model.per_layer_projection_norm", P).float() * 2**-0.5
-        # The projection is divided by sqrt(hidden_size) before its norm: the same as another epsilon.
-        return LayerInputs(
-            embedding=embedding,
-            projection=self.weights.linear("model.per_layer_model_projection", width, config.hidden_size),
-            norm=self.ops.rms_norm(weight, config.norm_eps * config.hidden_size),
-            scaled=self.ops.scaling(self._rounded_root(P) * 2**-0.5),
-            width=P,
-            layers=config.num_layers,
-        )
-
-    def layer_end(self, layer: int) -> LayerEnd:
+    def layer_end(self, layer: int) -> ScaledEnd:
         """Return the gated input of a layer, and its factor."""
         factor = self.weights.tensor(self.layer_name(layer, "layer_scalar"), 1, dtype=torch.float32)
         value = 1.0 if factor.is_meta else float(factor)
         add = self.ops.scaling()
-        return LayerEnd(layer, add, self.gated_input(layer), self.ops.scaling(value) if value != 1 else None)
-
-    def gated_input(self, layer: int) -> GatedInput | None:
-        """Return what a layer does with its input; None in models without."""
-        D, P = self.config.hidden_size, self.input_width
-        if not P:
-            return None
-        return GatedInput(
-            gate=self.weights.linear(self.layer_name(layer, "per_layer_input_gate"), P, D),
-            projection=self.weights.linear(self.layer_name(layer, "per_layer_projection"), D, P),
-            norm=self.norm(self.layer_name(layer, "post_per_layer_input_norm")),
-            act=activation(self.config.activation, self.ops),
-            copy=self.ops.scaling(),
-            width=P,
-        )
+        return ScaledEnd(layer, add, self.gated_input(layer), self.ops.scaling(value) if value != 1 else None)
 
 
 #: The norms of a layer: before and after attention, before and after the MLP.

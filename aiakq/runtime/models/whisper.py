@@ -17,7 +17,7 @@ from aiakq.runtime.layers.attention import Attention, LayerCache
 from aiakq.runtime.layers.cross_attention import CrossAttention, EncoderStates
 from aiakq.runtime.layers.linear import ConcatLinear
 from aiakq.runtime.models.builder import LayerNormBuilder, Names
-from aiakq.runtime.models.decoder import MLP, Decoder, DecoderLayer, Rescale, Weights
+from aiakq.runtime.models.decoder import MLP, Decoder, DecoderLayer, Weights
 
 
 @dataclass
@@ -92,10 +92,6 @@ class WhisperBuilder(LayerNormBuilder):
     def rotary(self, layer: int) -> RotaryTables | None:
         """Return None, since positions are learned."""
         return None
-
-    def after_embedding(self) -> Rescale | None:
-        """Return the multiplier of the embeddings, if there is one."""
-        return self.ops.scaling(self.config.hidden_size**0.5) if self.config.raw["scale_embedding"] else None
 
     def qkv(self, layer: int) -> LinearLayer:
         """Return the projections to queries, keys and values."""

@@ -1,7 +1,7 @@
 """Which keys of a multimodal checkpoint's files are understood, besides those of its language model.
 
-transformers' classes compute images, and drop keys that they do not know. Such a key may change the arithmetic in the
-library that wrote it, so it is refused by name, unless it is known to make no difference. No torch.
+transformers' classes compute images and audio, and drop keys that they do not know. Such a key may change the
+arithmetic in the library that wrote it, so it is refused by name, unless it is known to make no difference. No torch.
 """
 
 from __future__ import annotations
@@ -85,27 +85,25 @@ TOKENS = frozenset({"image_break_token", "image_end_token"})
 
 
 def refused_key(config: MultimodalConfig) -> str:
-    """Return why the keys of config.json do not allow to compute images; "" if they do."""
+    """Return why the keys of config.json do not allow to compute media; "" if they do."""
     from transformers import CONFIG_MAPPING
 
     kind = str(config.raw.get("model_type"))
     if kind not in CONFIG_MAPPING:
         return f"transformers has no model_type {kind!r:.64}"
-    family = CONFIG_MAPPING[kind]
+    family, part = CONFIG_MAPPING[kind], config.part
     try:
-        vision = type(family.from_dict(dict(config.raw)).vision_config)
+        encoder = type(getattr(family.from_dict(dict(config.raw)), part))
     except Exception:  # transformers raises anything for invalid values; loading the encoder reports what remains
-        vision = type(family().vision_config)
+        encoder = type(getattr(family(), part))
     for key, value in config.raw.items():
         if not _is_known_outside(key, value, config.raw, family):
             return _refusal(key, value, f"transformers' {kind} models have no such key")
-    inside = config.raw["vision_config"]
+    inside = config.raw[part]
     for key, value in inside.items():
-        if not _is_known_inside(key, value, inside, vision):
-            return _refusal(
-                f"vision_config.{key}", value, f"transformers' {vision.model_type} encoders have no such key"
-            )
-    return next(_unknown_rotary(inside), "")
+        if not _is_known_inside(key, value, inside, encoder):
+            return _refusal(f"{part}.{key}", value, f"transformers' {encoder.model_type} models have no such key")
+    return next(_unknown_rotary(inside, part), "")
 
 
 def refused_video_key(config: MultimodalConfig) -> str:
@@ -139,13 +137,13 @@ def _is_known_outside(key: str, value: object, raw: Mapping[str, Any], family: t
     return key in text or key in known_keys.SHAPES or key == "vocab_size"
 
 
-def _is_known_inside(key: str, value: object, inside: Mapping[str, Any], vision: type) -> bool:
-    """Whether a key of ``vision_config`` is read, or makes no difference."""
-    if key in _ALWAYS or _is_read(key, vision):
+def _is_known_inside(key: str, value: object, inside: Mapping[str, Any], encoder: type) -> bool:
+    """Whether a key of an encoder's config is read, or makes no difference."""
+    if key in _ALWAYS or _is_read(key, encoder):
         return True
     same = _SAME.get(key)
-    if same is not None and same in _known(vision):
-        return bool(inside.get(same, _known(vision)[same]) == value)
+    if same is not None and same in _known(encoder):
+        return bool(inside.get(same, _known(encoder)[same]) == value)
     return is_effectless(key, value, _ENCODER)
 
 
@@ -160,13 +158,13 @@ def _matches(key: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def _unknown_rotary(inside: Mapping[str, Any]) -> Iterator[str]:
+def _unknown_rotary(inside: Mapping[str, Any], part: str) -> Iterator[str]:
     """Yield the refusal of each key of an encoder's rotary parameters that no rotary embedding has."""
     for key in ("rope_parameters", "rope_scaling"):
         values = inside.get(key)
         for name, value in values.items() if isinstance(values, Mapping) else ():
             if name not in known_keys.ROTARY_PARAMETERS and not known_keys.is_off(name, value):
-                yield _refusal(f"vision_config.{key}.{name}", value, "rotary embeddings have no such key")
+                yield _refusal(f"{part}.{key}.{name}", value, "rotary embeddings have no such key")
 
 
 def _is_read(key: str, family: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The encoder of a checkpoint's images: transformers' modules of the family, without its language model."""
+"""The encoder of a checkpoint's media: transformers' modules of the family, without its language model."""
 
 from __future__ import annotations
 
@@ -15,29 +15,39 @@ from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.hf.quiet import without_progress
+from aiakq.runtime.multimodal.audio_encoder import audio_features
 from aiakq.runtime.multimodal.encoder_files import open_encoder
-from aiakq.runtime.protocol.media import MediaItem, TensorRecord
+from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, TensorRecord
 
 #: Modules of transformers' models that are not part of the encoder.
 _LANGUAGE = ("language_model.", "text_model.", "lm_head.")
 
 
 class TransformersEncoder:
-    """The vision tower and projector of a model of transformers, with eager attention."""
+    """The tower and projector of a model of transformers."""
 
-    def __init__(self, hf: Any, dtype: torch.dtype, device: torch.device, added_layers: int) -> None:
-        """added_layers: see ``MultimodalConfig``."""
-        # Kind of a medium -> the function for it, and the names of its arguments.
-        self._features = {"image": _features(hf, "get_image_features")}
-        if hasattr(_inner(hf), "get_video_features"):
-            self._features["video"] = _features(hf, "get_video_features")
+    def __init__(self, hf: Any, kind: MediaKind, dtype: torch.dtype, device: torch.device, added_layers: int) -> None:
+        """kind: of its media; added_layers: see ``MultimodalConfig``."""
+        # Kind of an item -> the function for it, and the same of the model inside, which lists its arguments.
+        functions: dict[MediaKind, tuple[Callable[..., Any], Callable[..., Any]]]
+        inner = _inner(hf)
+        if kind == "audio":
+            functions = {"audio": (audio_features(hf), audio_features(inner))}
+        else:
+            functions = {"image": (hf.get_image_features, inner.get_image_features)}
+            if hasattr(inner, "get_video_features"):
+                functions["video"] = (hf.get_video_features, inner.get_video_features)
+        self._functions = {
+            of: (function, frozenset(inspect.signature(described).parameters))
+            for of, (function, described) in functions.items()
+        }
         self._width = hf.config.text_config.hidden_size
         self._dtype, self._device, self._added_layers = dtype, device, added_layers
 
     @torch.inference_mode()
     def __call__(self, item: MediaItem) -> Tensor:
-        """Return the embeddings of one image or video; see ``Encoder``."""
-        function, names = self._features[item.kind]
+        """Return the embeddings of one item; see ``Encoder``."""
+        function, names = self._functions[item.kind]
         output = function(**{name: self._tensor(tensor) for name, tensor in item.tensors.items() if name in names})
         features = getattr(output, "pooler_output", output)
         if not isinstance(features, Tensor):
@@ -71,38 +81,44 @@ def load_encoder(config: EngineConfig) -> TransformersEncoder:
         if is_out_of_memory(failure):
             raise
         reason = f"{one_line(failure).rstrip('.')[:200]}; --language-model-only leaves it out"
-        file = f"the encoder of images in '{config.load.path}'"
+        assert config.multimodal is not None
+        file = f"the encoder of {PLURALS[config.multimodal.kind]} in '{config.load.path}'"
         raise error("model_malformed", file=file, reason=reason) from failure
 
 
 def _load_encoder(config: EngineConfig) -> TransformersEncoder:
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    import transformers
 
     assert config.multimodal is not None
-    raw = dict(config.multimodal.raw)
-    hf_config = AutoConfig.for_model(**_without_language_model(raw))
-    tensors = _encoder_tensors(config)
-    with torch.device("meta"):
-        family = type(AutoModelForImageTextToText.from_config(hf_config))
+    multimodal, device = config.multimodal, config.device
+    hf_config = transformers.AutoConfig.for_model(**_without_language_model(multimodal.raw))
+    if multimodal.kind == "audio":
+        family = getattr(transformers, multimodal.architecture)
+    else:
+        with torch.device("meta"):
+            family = type(transformers.AutoModelForImageTextToText.from_config(hf_config))
+    tensors = _encoder_tensors(config, tuple(getattr(family, "_keep_in_fp32_modules_strict", None) or ()))
     with without_progress():
         hf, info = family.from_pretrained(
             None,
             config=hf_config,
             state_dict=tensors,
-            dtype=config.device.dtype,
-            attn_implementation=_attention(config.multimodal),
+            dtype=device.dtype,
+            attn_implementation=_attention(multimodal),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
     _check_complete(config, info)
-    hf, device = hf.to(config.device.device).eval(), config.device
-    return TransformersEncoder(hf, device.dtype, device.device, config.multimodal.added_layers)
+    hf = hf.to(device.device).eval()
+    return TransformersEncoder(hf, multimodal.kind, device.dtype, device.device, multimodal.added_layers)
 
 
 def _attention(multimodal: MultimodalConfig) -> str:
-    """Return the name of the attention: in encoders that see a large image whole, its scores would take gigabytes."""
-    is_pixtral = multimodal.raw["vision_config"].get("model_type") == "pixtral"
-    return "sdpa" if is_pixtral or multimodal.architecture.startswith(("Qwen", "Gemma3")) else "eager"
+    """Return the name of the attention: in encoders that see a large image or a long audio whole, its scores would take
+    gigabytes.
+    """
+    reads_whole = multimodal.kind == "audio" or multimodal.raw["vision_config"].get("model_type") == "pixtral"
+    return "sdpa" if reads_whole or multimodal.architecture.startswith(("Qwen", "Gemma3")) else "eager"
 
 
 def _without_language_model(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,11 +135,18 @@ def _without_language_model(raw: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _encoder_tensors(config: EngineConfig) -> dict[str, Tensor]:
-    """Return the tensors of the checkpoint that are not the language model's, in the activation dtype."""
-    checkpoint = open_encoder(config)
+def _encoder_tensors(config: EngineConfig, kept: tuple[str, ...]) -> dict[str, Tensor]:
+    """Return the tensors of the checkpoint that are not the language model's, in the activation dtype.
+
+    kept  parts of the names of modules that transformers computes in float32 whatever the dtype.
+    """
+    checkpoint, dtype = open_encoder(config), config.device.dtype
     try:
-        return {name: checkpoint.checked_tensor(name).to(config.device.dtype) for name in checkpoint.beside_text}
+        read = {name: checkpoint.checked_tensor(name) for name in checkpoint.beside_text}
+        return {
+            name: tensor.to(torch.float32 if any(part in name for part in kept) else dtype)
+            for name, tensor in read.items()
+        }
     finally:
         checkpoint.close()
 
@@ -131,17 +154,12 @@ def _encoder_tensors(config: EngineConfig) -> dict[str, Tensor]:
 def _check_complete(config: EngineConfig, info: Mapping[str, Any]) -> None:
     missing = [name for name in info["missing_keys"] if not name.removeprefix("model.").startswith(_LANGUAGE)]
     wrong = [name for name, *_ in info["mismatched_keys"] if not name.removeprefix("model.").startswith(_LANGUAGE)]
+    assert config.multimodal is not None
     if missing or wrong:
         names = sorted([*missing, *wrong])
-        path, count = str(config.load.path), len(names)
-        raise error(
-            "model_incomplete", path=path, missing=f"its encoder of images lacks {count} tensors, such as {names[0]}"
-        )
-
-
-def _features(hf: Any, name: str) -> tuple[Callable[..., Any], frozenset[str]]:
-    """Return a function of ``hf``, and the names of its arguments."""
-    return getattr(hf, name), frozenset(inspect.signature(getattr(_inner(hf), name)).parameters)
+        named = PLURALS[config.multimodal.kind]
+        missing_text = f"its encoder of {named} lacks {len(names)} tensors, such as {names[0]}"
+        raise error("model_incomplete", path=str(config.load.path), missing=missing_text)
 
 
 def _inner(hf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The tensors of an encoder of images in a checkpoint, by their headers."""
+"""The tensors of an encoder of media in a checkpoint, by their headers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.runtime.protocol.media import PLURALS
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
@@ -25,17 +26,19 @@ def open_with_config(config: EngineConfig, raw: Mapping[str, Any]) -> Checkpoint
 
 def encoder_refusal(config: EngineConfig) -> str:
     """Return why the encoder of a checkpoint cannot be read; "" if it can."""
+    assert config.multimodal is not None
+    named = PLURALS[config.multimodal.kind]
     if config.load.load_format == "dummy":
-        return "with --load-format dummy, there is no encoder of images"
+        return f"with --load-format dummy, there is no encoder of {named}"
     checkpoint = open_encoder(config)
     try:
         beside = checkpoint.beside_text
         if not beside:
-            return "the checkpoint has no encoder of images"
+            return f"the checkpoint has no encoder of {named}"
         quantized = [
             name for name in checkpoint.quantized_linears() if any(each.startswith(f"{name}.") for each in beside)
         ]
-        return f"its encoder of images is quantized ({quantized[0]})" if quantized else ""
+        return f"its encoder of {named} is quantized ({quantized[0]})" if quantized else ""
     finally:
         checkpoint.close()
 

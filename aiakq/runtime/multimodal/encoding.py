@@ -1,4 +1,4 @@
-"""ImageEncoding: embeddings of images by key, and the rows of a step that they replace. The part of an executor."""
+"""MediaEncoding: embeddings of media by key, and the rows of a step that they replace. The part of an executor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from aiakq.runtime.protocol.step import MEDIA_FAILED, Chunk
 
 
 class Encoder(Protocol):
-    """An encoder of images, with its projection to the width of the language model."""
+    """An encoder of images or audio, with its projection to the width of the language model."""
 
     def __call__(self, item: MediaItem) -> Tensor:
-        """Return the embeddings of one image, and what is added to the outputs of the first L layers at its tokens:
+        """Return the embeddings of one item, and what is added to the outputs of the first L layers at its tokens:
         [1 + L, item.num_embeddings, hidden] in the activation dtype.
 
         Raises ValueError if they are not as many.
@@ -42,10 +42,10 @@ class MediaSequence(Protocol):
     failure: str | None
 
 
-class ImageEncoding:
-    """Embeddings of images, which are encoded when a step first needs them. It is an ``InputPart`` of an executor.
+class MediaEncoding:
+    """Embeddings of media, which are encoded when a step first needs them. It is an ``InputPart`` of an executor.
 
-    Every image is encoded alone, so that its embeddings do not depend on what runs beside it. In a later stage, only
+    Every item is encoded alone, so that its embeddings do not depend on what runs beside it. In a later stage, only
     what is added to outputs of layers is read.
     """
 
@@ -54,7 +54,7 @@ class ImageEncoding:
         self._embeddings: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
-        """The number of images in the cache."""
+        """The number of items in the cache."""
         return len(self._embeddings)
 
     def handlers(self) -> Mapping[type, Callable[[Any], object]]:
@@ -67,7 +67,7 @@ class ImageEncoding:
     def input_rows(
         self, chunks: Sequence[Chunk], sequences: Sequence[MediaSequence], starts: list[int]
     ) -> InputRows | None:
-        """See ``InputPart``: the embeddings of all images of which ``chunks`` compute some tokens."""
+        """See ``InputPart``: the embeddings of all items of which ``chunks`` compute some tokens."""
         rows: list[int] = []
         values: list[Tensor] = []
         for chunk, sequence, start in zip(chunks, sequences, starts, strict=False):
@@ -88,7 +88,7 @@ class ImageEncoding:
         return InputRows(on_device(rows, replaced.device), replaced, added)
 
     def _encoded(self, item: MediaItem, sequence: MediaSequence) -> Tensor:
-        """Return the embeddings of an image; if it cannot be encoded, the sequence fails and they are zeros."""
+        """Return the embeddings of an item; if it cannot be encoded, the sequence fails and they are zeros."""
         found = self._embeddings.get(item.key)
         if found is None:
             try:
@@ -96,7 +96,7 @@ class ImageEncoding:
             except Exception as failure:  # whatever transformers' module raises for tensors that it does not expect
                 if is_out_of_memory(failure):
                     raise
-                sequence.failure = f"{MEDIA_FAILED}: {one_line(failure).rstrip('.')[:200]}"
+                sequence.failure = f"{MEDIA_FAILED[item.kind]}: {one_line(failure).rstrip('.')[:200]}"
                 return self._encoder.zeros(item.num_embeddings)
             self._embeddings[item.key] = found
         return found

@@ -1,4 +1,4 @@
-"""Images and videos of the prompts of ``LLM``: they are preprocessed in the calling process."""
+"""Media of the prompts of ``LLM``: they are preprocessed in the calling process."""
 
 from __future__ import annotations
 
@@ -6,113 +6,126 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import error
+from aiakq.runtime.multimodal.audio_files import samples_of
 from aiakq.runtime.multimodal.images import as_rgb, is_image
-from aiakq.runtime.multimodal.urls import ImageUrls
+from aiakq.runtime.multimodal.loading import load_preprocessor
+from aiakq.runtime.multimodal.urls import MediaUrls
 from aiakq.runtime.multimodal.videos import listed_videos, video_of
-from aiakq.runtime.protocol.media import MediaItem, MediaLimits
+from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, MediaLimits
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
-from aiakq.runtime.text.image_parts import ImageSource
-from aiakq.runtime.text.message_parts import images_in
+from aiakq.runtime.text.media_parts import MediaSource, check_kind
+from aiakq.runtime.text.message_parts import media_in
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
-    from aiakq.runtime.multimodal.processor import ImagePreprocessor
+    from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor
     from aiakq.runtime.text.tokenizer import Tokenizer
 
 
-class OfflineImages:
-    """Adds images to prompts; the processor is loaded for the first, or at once if the user gave arguments for it."""
+class OfflineMedia:
+    """Adds media to prompts; the processor is loaded for the first, or at once if the user gave arguments for it."""
 
     def __init__(self, config: EngineConfig, limits: MediaLimits, tokenizer: Tokenizer) -> None:
         """Raises ``bad_option`` for arguments that the processor does not take."""
         self._config, self._limits, self._tokenizer = config, limits, tokenizer
-        self._preprocessor: ImagePreprocessor | None = None
+        self._preprocessor: MediaPreprocessor | None = None
         self._urls = (
-            ImageUrls(config.multimodal.media_path, config.multimodal.domains) if config.multimodal else ImageUrls()
+            MediaUrls(config.multimodal.media_path, config.multimodal.domains) if config.multimodal else MediaUrls()
         )
         if config.multimodal and config.multimodal.processor_kwargs and not limits.refusal and tokenizer.has_text:
             self.loaded()
 
-    def add(self, text: str | None, token_ids: list[int], images: Sequence[ImageSource], place: str) -> Prompt:
-        """Return the prompt with ``images``; ``place`` is its name in errors.
+    def of(self, prompt: Mapping[str, Any], place: str) -> list[MediaSource]:
+        """Return the media of a prompt of ``LLM.generate``.
 
-        Raises ``unsupported_parameter``, ``media_refused``, ``no_pillow``, ``no_tokenizer`` and ``model_malformed``.
+        Raises ``invalid_type`` for anything that is none, ``unsupported_parameter`` for other kinds than the model's.
         """
-        check_counts(self._limits, images)
-        rgb = [self._read(image) for image in images]
-        ids, media = self.loaded().expanded(token_ids, rgb, [image.param for image in images], place)
-        return Prompt(text, ids, media=media)
+        return media_of(prompt, place, self._limits.kind)
 
-    def in_conversation(self, messages: list[dict[str, object]]) -> tuple[list[ImageSource], dict[str, str]]:
-        """Return where the images and videos of a conversation come from, and their placeholders in prompts, by kind.
+    def add(self, text: str | None, token_ids: list[int], media: Sequence[MediaSource], place: str) -> Prompt:
+        """Return the prompt with ``media``; ``place`` is its name in errors.
 
-        Raises as ``add``, and what ``ImagePart.source`` raises.
+        Raises ``unsupported_parameter``, ``media_refused``, ``no_pillow``, ``no_soundfile``, ``no_tokenizer`` and
+        ``model_malformed``.
         """
-        images = images_in(messages)
-        if images and self._limits.refusal:
-            raise images[0].refused(self._limits.refusal)
-        sources = [image.source() for image in images]
-        check_counts(self._limits, sources)
-        return sources, self.loaded().placeholders if images else {}
+        self._limits.check_counts([each.kind for each in media], [each.param for each in media])
+        read = [self._read(each) for each in media]
+        ids, items = self.loaded().expanded(token_ids, read, [each.param for each in media], place)
+        return Prompt(text, ids, media=items)
 
-    def _read(self, source: ImageSource) -> Any:
-        if source.is_video:
-            is_url = source.image is None
-            return self._urls.read_video(source.url, source.param) if is_url else video_of(source.image, source.param)
-        if source.image is None:
+    def in_conversation(self, messages: list[dict[str, object]]) -> tuple[list[MediaSource], dict[str, str]]:
+        """Return where the media of a conversation come from, and their placeholders by kind where a prompt is text.
+
+        Raises as ``add``, and what ``MediaPart.source`` raises.
+        """
+        media = media_in(messages)
+        if media and self._limits.refusal:
+            raise media[0].refused(self._limits.refusal)
+        check_kind(media, self._limits.kind)
+        sources = [each.source() for each in media]
+        self._limits.check_counts([each.kind for each in sources], [each.param for each in sources])
+        return sources, self.loaded().placeholder_texts if media else {}
+
+    def _read(self, source: MediaSource) -> Any:
+        if source.kind == "video":
+            is_url = source.value is None
+            return self._urls.read_video(source.url, source.param) if is_url else video_of(source.value, source.param)
+        if source.value is None:
             return self._urls.read(source.url, source.param)
-        if not is_image(source.image):
-            reason = f"an image of Pillow is expected, not {type(source.image).__name__:.64}"
+        if self._limits.kind == "audio":
+            return samples_of(source.value, source.param)
+        if not is_image(source.value):
+            reason = f"an image of Pillow is expected, not {type(source.value).__name__:.64}"
             raise error("invalid_type", param=source.param, reason=reason)
-        return as_rgb(source.image, source.param)
+        return as_rgb(source.value, source.param)
 
-    def loaded(self) -> ImagePreprocessor:
+    def loaded(self) -> MediaPreprocessor:
         if self._preprocessor is None:
-            from aiakq.runtime.multimodal.processor import ImagePreprocessor
-
-            assert self._config.multimodal is not None, "the limits allow images"
+            assert self._config.multimodal is not None, "the limits allow media"
             if not self._tokenizer.has_text:
                 raise error("no_tokenizer")
-            self._preprocessor = ImagePreprocessor.load(self._config.multimodal, self._tokenizer)
+            self._preprocessor = load_preprocessor(self._config.multimodal, self._tokenizer)
         return self._preprocessor
 
 
-def images_of(prompt: Mapping[str, Any], place: str) -> list[ImageSource]:
-    """Return the images and videos of a prompt of ``LLM.generate``.
-
-    Raises ``invalid_type`` for anything that is no image, ``unsupported_parameter`` for other media.
-    """
+def media_of(prompt: Mapping[str, Any], place: str, kind: MediaKind) -> list[MediaSource]:
+    """Return the media of a prompt of ``LLM.generate``; see ``OfflineMedia.of``."""
     data = prompt.get("multi_modal_data")
     if data is None:
         return []
     param = f"{place}.multi_modal_data"
     if not isinstance(data, Mapping):
-        raise error("invalid_type", param=param, reason='a dict such as {"image": image} is expected')
+        raise error("invalid_type", param=param, reason=f'a dict such as {{"{kind}": {kind}}} is expected')
+    kinds: tuple[MediaKind, ...] = ("image", "video") if kind == "image" else (kind,)
     for name, value in data.items():
-        if name not in ("image", "video") and value:
-            reason = "only images and videos are read"
+        if name not in kinds and value is not None and (not hasattr(value, "__len__") or len(value)):
+            reason = f"only {' and '.join(PLURALS[each] for each in kinds)} are read"
             raise error("unsupported_parameter", param=f"{param}.{str(name)[:64]}", reason=reason)
-    images, videos = data.get("image"), data.get("video")
-    listed = [] if images is None else list(images) if isinstance(images, (list, tuple)) else [images]
-    sources = [ImageSource(f"{param}.image[{number}]", image=image) for number, image in enumerate(listed)]
-    for number, video in enumerate([] if videos is None else listed_videos(videos)):
-        sources.append(ImageSource(f"{param}.video[{number}]", image=video, is_video=True))
+    sources = []
+    for each in kinds:
+        media = data.get(each)
+        listed = [] if media is None else _listed(media, each)
+        sources += [MediaSource(f"{param}.{each}[{n}]", value=value, kind=each) for n, value in enumerate(listed)]
     return sources
 
 
-def check_counts(limits: MediaLimits, sources: Sequence[ImageSource]) -> None:
-    """Raise as ``MediaLimits.check_count`` and ``check_videos`` for the images and videos of a prompt."""
-    videos = [source for source in sources if source.is_video]
-    images = [source for source in sources if not source.is_video]
-    if images:
-        limits.check_count(len(images), images[-1].param)
-    if videos:
-        limits.check_videos(len(videos), videos[-1].param)
+def _listed(media: Any, kind: MediaKind) -> list[Any]:
+    """Return one or several items of a kind as a list."""
+    if kind == "video":
+        return listed_videos(media)
+    return list(media) if _is_several(media, kind) else [media]
+
+
+def _is_several(media: Any, kind: MediaKind) -> bool:
+    """Whether ``media`` are several items: an audio may be a pair of samples and their rate, or a list of samples."""
+    if kind == "image":
+        return isinstance(media, (list, tuple))
+    return isinstance(media, list) and not (media and isinstance(media[0], (int, float)))
 
 
 def check_not_truncated(media: Sequence[MediaItem], params: SamplingParams) -> None:
-    """Raise ``unsupported_parameter`` for a prompt with images that would be truncated."""
+    """Raise ``unsupported_parameter`` for a prompt with media that would be truncated."""
     if media and params.truncate_prompt_tokens is not None:
-        reason = "a prompt with images is not truncated"
+        reason = f"a prompt with {PLURALS[media[0].kind]} is not truncated"
         raise error("unsupported_parameter", param="truncate_prompt_tokens", reason=reason)

@@ -1,4 +1,4 @@
-"""What images add to an engine. Its modules are imported only for a model that reads images."""
+"""What media add to an engine. Its modules are imported only for a model that reads images or audio."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.multimodal.config_keys import refused_key, refused_video_key
 from aiakq.runtime.multimodal.encoder_files import encoder_bytes, encoder_refusal
 from aiakq.runtime.protocol.limits import TEXT_ONLY
-from aiakq.runtime.protocol.media import MediaLimits
+from aiakq.runtime.protocol.media import PLURALS, MediaLimits
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aiakq.runtime.config.scheduler import SchedulerConfig
     from aiakq.runtime.engine.pages import PagePool
     from aiakq.runtime.models.interface import Model
-    from aiakq.runtime.multimodal.encoding import ImageEncoding
+    from aiakq.runtime.multimodal.encoding import MediaEncoding
     from aiakq.runtime.multimodal.resource import EncoderCache
 
 
@@ -32,10 +32,11 @@ def media_limits(config: EngineConfig, model: Model) -> MediaLimits:
         or encoder_refusal(config)
         or refused_key(multimodal)
     ):
-        return MediaLimits(refusal)
-    most = config.scheduler.encoder_cache_tokens
+        return MediaLimits(refusal, kind=multimodal.kind)
     video_refusal = multimodal.video_refusal or refused_video_key(multimodal)
-    return MediaLimits("", multimodal.max_items, most, 0 if video_refusal else multimodal.max_videos, video_refusal)
+    max_videos = 0 if video_refusal else multimodal.max_videos
+    most = config.scheduler.encoder_cache_tokens
+    return MediaLimits("", multimodal.max_items, most, multimodal.kind, max_videos, video_refusal)
 
 
 def _whole_refusal(config: EngineConfig, model: Model, tokens: int) -> str:
@@ -56,13 +57,14 @@ def _whole_refusal(config: EngineConfig, model: Model, tokens: int) -> str:
 
 
 def _refusal(model: Model, multimodal: MultimodalConfig) -> str:
-    """Return why the language model cannot read embeddings of images; "" if it can."""
+    """Return why the language model cannot read embeddings of media; "" if it can."""
+    named = PLURALS[multimodal.kind]
     if not isinstance(model, Decoder):
-        return "images are read by native models only"
+        return f"{named} are read by native models only"
     # Gemma 3 multiplies embeddings of tokens only, and so does ``Decoder``.
     is_scaled = model.after_embedding is not None and not multimodal.whole_tokens
     if model.stage.is_first and (is_scaled or model.project_in is not None):
-        return f"images are not computed with a language model of {model.config.architecture}"
+        return f"{named} are not computed with a language model of {model.config.architecture}"
     return ""
 
 
@@ -93,7 +95,7 @@ def new_resource(config: SchedulerConfig, pool: PagePool) -> EncoderCache | None
     return EncoderCache(config.encoder_cache_tokens)
 
 
-def new_part(config: EngineConfig, model: Model, samples: bool) -> ImageEncoding | None:
+def new_part(config: EngineConfig, model: Model, samples: bool) -> MediaEncoding | None:
     """Return the part of an executor of the first stage, and of later ones if images are added to outputs of their
     layers; None elsewhere, and for a model that reads text only.
 
@@ -102,6 +104,6 @@ def new_part(config: EngineConfig, model: Model, samples: bool) -> ImageEncoding
     if not _reads_embeddings(model, config):
         return None
     from aiakq.runtime.multimodal.encoder import load_encoder
-    from aiakq.runtime.multimodal.encoding import ImageEncoding
+    from aiakq.runtime.multimodal.encoding import MediaEncoding
 
-    return ImageEncoding(load_encoder(config))
+    return MediaEncoding(load_encoder(config))

@@ -1,4 +1,4 @@
-"""URLs of images and videos: data, file and http(s), with limits on size and time and on what they may reach."""
+"""URLs of media: data, file and http(s), with limits on size and time and on what they may reach."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiakq.runtime.multimodal.images import refused
 from aiakq.runtime.multimodal.videos import check_frames
 from aiakq.system.daemon_thread import in_daemon_thread
 
-#: Largest image file, and seconds to fetch one.
+#: Largest file, and seconds to fetch one.
 MAX_FILE_BYTES, MAX_SECONDS = 32 << 20, 10.0
 _MAX_REDIRECTS = 3
 #: Largest number of characters of a file in base64.
@@ -29,11 +29,11 @@ _IPV4_AT_THE_END = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("64:ff
 _LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
 
 
-class ImageUrls:
-    """Reads images by their URLs.
+class MediaUrls:
+    """Reads media by their URLs.
 
     media_path  folder of files that file:// URLs may name; None for none.
-    domains     hosts from which images are fetched; empty for every host with a public address.
+    domains     hosts from which media are fetched; empty for every host with a public address.
     """
 
     def __init__(self, media_path: str | None = None, domains: Sequence[str] = ()) -> None:
@@ -41,7 +41,7 @@ class ImageUrls:
         self._domains = frozenset(domain.lower() for domain in domains)
 
     def read(self, url: str, param: str) -> bytes:
-        """Return the bytes of an image file. It blocks: a server calls it in a thread, or ``fetch``.
+        """Return the bytes of a file. It blocks: a server calls it in a thread, or ``fetch``.
 
         Raises ``media_refused``, with ``param`` as the name of the URL.
         """
@@ -117,7 +117,7 @@ class ImageUrls:
         parsed = client.build_request(
             "GET",
             parsed.url.copy_with(host=address),
-            headers={"Host": parsed.headers["Host"], "Accept": "image/*", "Accept-Encoding": "identity"},
+            headers={"Host": parsed.headers["Host"], "Accept": "image/*, audio/*", "Accept-Encoding": "identity"},
             extensions={"sni_hostname": host},
         )
         answer = await client.send(parsed, stream=True)
@@ -139,7 +139,7 @@ class ImageUrls:
             await answer.aclose()
 
     async def _address(self, host: str, port: int, param: str) -> str:
-        """Return an address of ``host`` from which images may be fetched."""
+        """Return an address of ``host`` from which media may be fetched."""
         if self._domains and host.lower().rstrip(".") not in self._domains:
             raise refused(param, "its host is not one of --allowed-media-domains")
         # Name servers that do not answer hold a thread for longer than the time limit.
@@ -173,7 +173,7 @@ def data_of(url: str, param: str) -> bytes:
     """Return the bytes of a data URL. Raises ``media_refused``."""
     head, comma, data = url.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise refused(param, "data:image/...;base64, and the file in base64 are expected")
+        raise refused(param, "data:...;base64, and the file in base64 are expected")
     return _decoded(data, param)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.multimodal import MAX_ENCODER_CACHE_TOKENS
 from aiakq.runtime.multimodal.families import SpecialToken
-from aiakq.runtime.multimodal.processed import Processed, record
+from aiakq.runtime.multimodal.preprocessor import Processed, record
 from aiakq.runtime.multimodal.video_families import VIDEO_FAMILIES
 from aiakq.runtime.multimodal.video_processor import VideoProcessor, stated_video_processor
 from aiakq.runtime.multimodal.videos import Video, VideoFiles, video_of_files
@@ -51,11 +51,9 @@ class VideoPreprocessor:
         frames = self._processor.frames(found, MAX_ENCODER_CACHE_TOKENS, param)
         tensors = {"pixel_values_videos": record(frames.pixels), "video_grid_thw": record(np.array([frames.grid]))}
         return Processed(
-            "video",
-            self._text.text(frames),
-            self.token_id,
             tensors,
-            self._text.frame_grid(frames),
+            self._text.text(frames),
+            grid=self._text.frame_grid(frames),
             times=self._text.times(frames),
             begins_alone=self._text.begins_alone,
         )

@@ -113,10 +113,11 @@ class ModelLimits:
             raise error("task_mismatch", task=self.task, wanted="transcribe audio", needed="transcription")
         return self.speech
 
-    def too_long(self, param: str, prompt: int | str, wanted: int, has_images: bool = False) -> AiakqError:
+    def too_long(self, param: str, prompt: int | str, wanted: int, has_media: bool = False) -> AiakqError:
         """Return the error for a prompt of ``prompt`` tokens, with ``wanted`` tokens to generate, none for pooling."""
         limit = min(self.max_model_len, self.max_kv_tokens)
         more, lower = (f" and asks for {wanted} more", ", lower max_tokens") if wanted else ("", "")
-        otherwise = "send fewer or smaller images" if has_images else "set truncate_prompt_tokens"
+        smaller = {"image": "send fewer or smaller images", "audio": "send fewer or shorter audios"}[self.media.kind]
+        otherwise = smaller if has_media else "set truncate_prompt_tokens"
         fields = {"prompt": prompt, "more": more, "lower": lower, "limit": limit, "otherwise": otherwise}
         return error("context_length_exceeded", param=param, **fields)

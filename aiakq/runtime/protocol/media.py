@@ -1,5 +1,5 @@
-"""Media of a prompt: images and videos, whose embeddings take the place of those of some of its tokens, or the audio
-that all of its tokens read.
+"""Media of a prompt: images and videos, or audios, whose embeddings take the place of those of some of its tokens, or
+the audio that all of its tokens read.
 
 A ``MediaItem`` is made where the prompt is tokenized; the engine schedules by its key and places, and only an executor
 reads its tensors.
@@ -8,7 +8,7 @@ reads its tensors.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -16,6 +16,8 @@ import msgspec
 from aiakq.errors import error
 
 MediaKind = Literal["image", "video", "audio"]
+#: What several items of a kind are called.
+PLURALS: Mapping[MediaKind, str] = {"image": "images", "video": "videos", "audio": "audios"}
 #: Default of --limit-mm-per-prompt, as in vLLM.
 MAX_ITEMS = 999
 
@@ -34,6 +36,8 @@ IMAGE_ARCHITECTURES = (
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
 )
+#: The same of audio.
+AUDIO_ARCHITECTURES = ("Qwen2AudioForConditionalGeneration", "VoxtralForConditionalGeneration")
 
 
 class TensorRecord(msgspec.Struct, frozen=True):
@@ -45,7 +49,7 @@ class TensorRecord(msgspec.Struct, frozen=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """One image or video of a prompt, or its audio, preprocessed.
+    """One image, video or audio of a prompt, preprocessed.
 
     key      hash of everything that its embeddings depend on; see ``media_key``.
     places   (first token, number of tokens) of the runs of prompt tokens that its embeddings replace, ascending. Tokens
@@ -113,47 +117,56 @@ def media_key(kind: str, tensors: Mapping[str, TensorRecord]) -> str:
 class MediaLimits(msgspec.Struct, frozen=True):
     """What a model accepts besides text.
 
-    refusal         why it takes no images or videos; "" if it does.
-    max_items       images per prompt.
-    max_embeddings  tokens that all images and videos of a prompt take together: the encoder cache holds them.
-    max_videos      videos per prompt.
+    refusal         why it takes no media; "" if it does.
+    max_items       items per prompt.
+    max_embeddings  tokens that all items of a prompt take together: the encoder cache holds them.
+    kind            of the media.
+    max_videos      videos per prompt, beside its images.
     video_refusal   why it takes no videos; "" if it does.
     """
 
     refusal: str = ""
     max_items: int = MAX_ITEMS
     max_embeddings: int = 0
+    kind: MediaKind = "image"
     max_videos: int = 0
     video_refusal: str = "videos are not read"
 
-    def check_count(self, count: int, param: str) -> None:
-        """Raise ``unsupported_parameter`` if prompts have no images, and ``media_refused`` if not ``count``."""
-        self._check(count, self.max_items, self.refusal, "images", param)
+    def check_counts(self, kinds: Sequence[MediaKind], params: Sequence[str]) -> None:
+        """Raise as ``check_count`` for media of these kinds with these names; videos have a limit of their own."""
+        named = list(zip(kinds, params, strict=True))
+        videos = [param for kind, param in named if kind == "video"]
+        others = [param for kind, param in named if kind != "video"]
+        if others:
+            self.check_count(len(others), others[-1])
+        if videos:
+            self._check_count("video", len(videos), self.max_videos, self.refusal or self.video_refusal, videos[-1])
 
-    def check_videos(self, count: int, param: str) -> None:
-        """Raise ``unsupported_parameter`` if prompts have no videos, and ``media_refused`` if not ``count``."""
-        self._check(count, self.max_videos, self.refusal or self.video_refusal, "videos", param)
+    def check_count(self, count: int, param: str) -> None:
+        """Raise ``unsupported_parameter`` if prompts have no media, and ``media_refused`` if not ``count``."""
+        self._check_count(self.kind, count, self.max_items, self.refusal, param)
 
     @staticmethod
-    def _check(count: int, most: int, refusal: str, what: str, param: str) -> None:
+    def _check_count(kind: MediaKind, count: int, most: int, refusal: str, param: str) -> None:
         if count and refusal:
             raise error("unsupported_parameter", param=param, reason=refusal)
         if count > most:
-            reason = f"the number of {what} is {count}, and --limit-mm-per-prompt allows {most} in a prompt"
-            raise error("media_refused", param=param, reason=reason)
+            allowed = f"--limit-mm-per-prompt allows {most} in a prompt"
+            raise error("media_refused", param=param, reason=f"the number of {PLURALS[kind]} is {count}, and {allowed}")
 
     def check(self, items: Iterable[MediaItem], num_tokens: int) -> None:
-        """Raise as ``check_count`` and ``check_videos``, and ``media_refused`` for places outside of a prompt of
-        ``num_tokens``, and for positions behind its end.
+        """Raise as ``check_counts``, and ``media_refused`` for places outside of a prompt of ``num_tokens``, and for
+        positions behind its end.
         """
         listed, end = list(items), 0
-        num_videos = sum(item.kind == "video" for item in listed)
-        self.check_count(len(listed) - num_videos, "prompt")
-        self.check_videos(num_videos, "prompt")
+        self.check_counts([item.kind for item in listed], ["prompt"] * len(listed))
         for item in listed:
+            if item.kind not in (self.kind, "video"):
+                raise error("media_refused", param="prompt", reason=f"the model reads {PLURALS[self.kind]} only")
             for first, count in item.places:
                 if not (count > 0 and end <= first and first + count <= num_tokens):
-                    raise error("media_refused", param="prompt", reason="the places of an image are not in the prompt")
+                    reason = f"the places of one of its {PLURALS[item.kind]} are not in the prompt"
+                    raise error("media_refused", param="prompt", reason=reason)
                 if item.times and item.times[-1] >= count:  # tables of positions are as long as the longest prompt
                     reason = (
                         f"the frames of a video are {item.times[-1]} positions apart in its {count} tokens, which have "
@@ -163,6 +176,7 @@ class MediaLimits(msgspec.Struct, frozen=True):
                 end = first + count
         total = sum(item.num_embeddings for item in listed)
         if total > self.max_embeddings:
-            what = "images and videos" if num_videos else "images"
-            reason = f"its {what} take {total} tokens, more than the {self.max_embeddings} of the encoder cache"
+            kinds = sorted({item.kind for item in listed})
+            taken = f"its {' and '.join(PLURALS[kind] for kind in kinds)} take {total} tokens"
+            reason = f"{taken}, more than the {self.max_embeddings} of the encoder cache"
             raise error("media_refused", param="prompt", reason=reason)

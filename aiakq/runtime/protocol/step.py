@@ -7,11 +7,13 @@ table under a slot number, and a step names only what is new (docs/decisions/001
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 from msgspec.structs import replace
 
 from aiakq.runtime.protocol.command import ExecutorCommand
+from aiakq.runtime.protocol.media import MediaKind
 from aiakq.runtime.protocol.pooling_params import Pooled
 from aiakq.runtime.protocol.request import RequestSpec
 
@@ -23,10 +25,11 @@ NOTHING_LEFT = "no token is left that the request allows"
 GRAMMAR_FAILED = "its grammar cannot be followed any further"
 #: Prefix of the ``error`` of a sequence whose LoRA adapter could not be loaded.
 ADAPTER_FAILED = "its adapter cannot be loaded"
-#: Prefix of the ``error`` of a sequence with an image that could not be encoded.
-MEDIA_FAILED = "its image cannot be encoded"
-#: Prefix of the ``error`` of a sequence with audio that could not be encoded.
-AUDIO_FAILED = "its audio cannot be encoded"
+#: Prefixes of the ``error`` of a sequence with media that could not be encoded.
+MEDIA_FAILED: Mapping[MediaKind, str] = {
+    "image": "its image cannot be encoded",
+    "audio": "its audio cannot be encoded",
+}
 
 
 class NewSequence(msgspec.Struct, frozen=True):

@@ -76,7 +76,10 @@ class SpeculationConfig(SuffixKeys):
 
     @staticmethod
     def from_args(args: EngineArguments, is_recurrent: bool) -> SpeculationConfig | None:
-        """None without speculation. Raises ``bad_option`` and ``option_conflict``."""
+        """None without speculation. Raises ``bad_option`` and ``option_conflict``.
+
+        is_recurrent  whether the model has recurrent layers, which need a state for every draft token.
+        """
         values = _given(args)
         if not values and args.speculative_config is None:
             return None
@@ -87,25 +90,17 @@ class SpeculationConfig(SuffixKeys):
                 expected = f"{args.model}, or none: the layers for multi-token prediction are the target's own"
                 raise error("bad_option", option=option, value=values["model"], expected=expected, hint="")
             values["model"] = args.model
-        if values["method"] == SUFFIX:  # it proposes as many as the match is worth
+        if values["method"] == SUFFIX and not is_recurrent:  # it proposes as many as the match is worth
             values.setdefault("num_speculative_tokens", values.get("suffix_decoding_max_tree_depth", _MAX_TREE_DEPTH))
         stages = args.pipeline_parallel_size
-        for is_there, other, reason, hint in (
-            (
-                stages > 1 and values["model"] is not None,
-                f"--pipeline-parallel-size {stages}",
-                "the first stage would wait for the draft model",
-                "Use a method without a model, or --tensor-parallel-size.",
-            ),
-            (
-                is_recurrent,
-                "a model with recurrent layers",
-                "their states cannot be rolled back",
-                "Leave out the options of speculative decoding.",
-            ),
-        ):
-            if is_there:
-                raise error("option_conflict", option="speculative decoding", other=other, reason=reason, hint=hint)
+        if stages > 1 and values["model"] is not None:
+            raise error(
+                "option_conflict",
+                option="speculative decoding",
+                other=f"--pipeline-parallel-size {stages}",
+                reason="the first stage would wait for the draft model",
+                hint="Use a method without a model, or --tensor-parallel-size.",
+            )
         config = SpeculationConfig(**values)
         if config.prompt_lookup_min > config.prompt_lookup_max:
             value, expected = config.prompt_lookup_min, f"at most prompt_lookup_max, {config.prompt_lookup_max}"

@@ -20,5 +20,6 @@ def with_draft(config: EngineConfig, draft: EngineConfig, method: str) -> Engine
     assert speculation is not None
     length = min(speculation.max_model_len, draft.max_model_len)
     speculation = replace(speculation, method=method, max_model_len=length)
-    draft = replace(draft, max_model_len=min(config.max_model_len, draft.max_model_len))
-    return replace(config, scheduler=replace(config.scheduler, speculation=speculation), draft=draft)
+    scheduler = replace(config.scheduler, speculation=speculation)
+    length = min(config.max_model_len, draft.max_model_len)
+    return replace(config, scheduler=scheduler, draft=replace(draft, max_model_len=length, scheduler=scheduler))

@@ -14,7 +14,7 @@ from aiakq.runtime.layers.cross_attention import EncodedRows, EncoderStates
 from aiakq.runtime.protocol.command import DropMedia
 from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.protocol.request import RequestSpec
-from aiakq.runtime.protocol.step import AUDIO_FAILED
+from aiakq.runtime.protocol.step import MEDIA_FAILED
 
 
 class AudioSequence(Protocol):
@@ -68,7 +68,7 @@ class SpeechEncoding:
             except Exception as failure:  # whatever transformers' module raises for tensors that it does not expect
                 if is_out_of_memory(failure):
                     raise
-                sequence.failure = f"{AUDIO_FAILED}: {one_line(failure).rstrip('.')[:200]}"
+                sequence.failure = f"{MEDIA_FAILED[item.kind]}: {one_line(failure).rstrip('.')[:200]}"
                 return None
             found = self._kept[item.key] = self._states.keys_values(states)
         return found

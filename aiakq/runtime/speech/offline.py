@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from aiakq.errors import error
+from aiakq.runtime.multimodal.audio_files import refused, samples_of
+from aiakq.runtime.multimodal.spectrogram import RATE, Samples, Spectrogram
 from aiakq.runtime.offline import OutputBuilder, RequestOutputBuilder
 from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.runtime.protocol.request import Prompt, Request, RequestOptions
 from aiakq.runtime.protocol.request_output import RequestOutput
 from aiakq.runtime.protocol.sampling_params import SamplingParams
-from aiakq.runtime.speech.audio_files import MAX_FILE_BYTES, as_samples, decode_audio, refused
-from aiakq.runtime.speech.features import RATE, Samples, Spectrogram
 from aiakq.runtime.speech.transcript import Ask, Transcript, TranscriptOptions, checked_options, rules_of
 from aiakq.runtime.text.tokenizer import Tokenizer
 
@@ -137,7 +134,7 @@ class TranscriptionMethods:
         task        transcribe, or translate to English.
         prompt      text before the audio, whose spelling and style are taken up.
         timestamps  return segments with times.
-        sampling_params  as in ``generate``; greedy if not given.
+        sampling_params  as in ``generate``; if not given, greedy with the penalty of generation_config.json.
 
         Raises ``task_mismatch`` for other models, ``media_refused`` for audio that cannot be read, and
         ``unsupported_parameter``.
@@ -147,9 +144,12 @@ class TranscriptionMethods:
         assert speech.config.speech is not None
         tokens = speech.config.speech.tokens
         ids = self.tokenizer.encode(f" {prompt.strip()}", add_special_tokens=False) if prompt.strip() else []
-        options = checked_options(tokens, task, language, ids, speech.config.max_model_len // 2 - 1)
+        options = checked_options(tokens, speech.end, task, language, ids, speech.config.max_model_len // 2 - 1)
         options = replace(options, timestamps=timestamps)
-        params = sampling_params or SamplingParams(temperature=0.0, max_tokens=None)
+        stated = speech.config.generation.sampling
+        params = sampling_params or SamplingParams(**{**stated, "temperature": 0.0, "max_tokens": None})
+        if params.n != 1:
+            raise error("unsupported_parameter", param="n", reason="an audio has one transcript")
         params = replace(params, logprobs=0)
         listed = audio if isinstance(audio, list) else [audio]
         samples = [samples_of(each, f"audio[{number}]") for number, each in enumerate(listed)]
@@ -170,7 +170,11 @@ class TranscriptionMethods:
 
     def _output(self, transcript: Transcript, duration: float) -> TranscriptionOutput:
         segments = [
-            TranscriptSegment(each.start, min(each.end, duration), self.tokenizer.decode(transcript.text_ids(each)))
+            TranscriptSegment(
+                min(each.start, duration),
+                min(each.end, duration),
+                self.tokenizer.decode(transcript.text_ids(each)),
+            )
             for each in transcript.segments
         ]
         segments = [each for each in segments if each.text.strip()]
@@ -197,25 +201,3 @@ def new_transcript(
     """Return the transcript of samples [N], of which nothing is generated yet."""
     computed = spectrogram.of(samples)
     return Transcript(computed, spectrogram.content(samples), spectrogram.num_states, tokens, options, end)
-
-
-def samples_of(audio: Any, param: str) -> Samples:
-    """Return the samples [N] at 16 kHz of a path, the bytes of a file, samples, or (samples, rate).
-
-    Raises ``media_refused`` and ``invalid_type``.
-    """
-    if isinstance(audio, (str, Path)):
-        path = Path(audio)
-        if not path.is_file():
-            raise refused(param, f"there is no file {str(path)!r:.200}")
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise refused(param, f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
-        return decode_audio(path.read_bytes(), param)
-    if isinstance(audio, bytes):
-        return decode_audio(audio, param)
-    if isinstance(audio, tuple) and len(audio) == 2:
-        return as_samples(audio[0], audio[1], param)
-    if isinstance(audio, np.ndarray) or isinstance(audio, Sequence) or hasattr(audio, "__array__"):
-        return as_samples(audio, RATE, param)
-    reason = f"a path, bytes, samples or (samples, rate) is expected, not {type(audio).__name__:.64}"
-    raise error("invalid_type", param=param, reason=reason)

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from aiakq.errors import error
 from aiakq.runtime.config.speech import FRAMES_PER_STATE, SpeechTokens
+from aiakq.runtime.multimodal.spectrogram import window_of
 from aiakq.runtime.protocol.media import MediaItem
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.transcripts import TranscriptRules
-from aiakq.runtime.speech.features import window_of
 
 #: Seconds of a frame of a spectrogram, and of a step of timestamps.
 FRAME, STEP = 0.01, 0.02
@@ -29,7 +29,7 @@ class TranscriptOptions:
     """What a client asks for.
 
     task         transcribe, or translate to English.
-    language     code of the language of the audio; None: it is detected.
+    language     code of the language of the audio; None: that of the model's files, or it is detected.
     prompt_ids   tokens of a text before the audio.
     timestamps   whether times of segments are wanted.
     silence      whether the probability that there is no speech is wanted.
@@ -107,7 +107,8 @@ class Transcript:
     seek: int = 0
 
     def __post_init__(self) -> None:
-        self.language = self.options.language or ("" if self.tokens.languages else "en")
+        known = "" if self.tokens.languages else "en"
+        self.language = self.options.language or self.tokens.language or known
         self._frames = FRAMES_PER_STATE * self.num_states
         self._timed = self.options.timestamps or self.spectrogram.shape[1] > self._frames
         self._window: MediaItem | None = None
@@ -203,9 +204,11 @@ def rules_of(tokens: SpeechTokens, end: int, timed: bool) -> TranscriptRules:
 
 
 def checked_options(
-    tokens: SpeechTokens, task: str, language: str | None, prompt_ids: Sequence[int], max_prompt: int
+    tokens: SpeechTokens, end: int, task: str, language: str | None, prompt_ids: Sequence[int], max_prompt: int
 ) -> TranscriptOptions:
     """Return the options of a transcript; of a prompt, the last ``max_prompt`` tokens are read, as in OpenAI's.
+
+    end  the token that ends texts; as in transformers, a prompt has neither it nor those of tasks, which follow it.
 
     Raises ``unsupported_parameter`` for what the model does not have.
     """
@@ -220,7 +223,10 @@ def checked_options(
     if prompt_ids and tokens.previous is None:
         reason = "generation_config.json has no prev_sot_token_id, behind which it would be"
         raise error("unsupported_parameter", param="prompt", reason=reason)
-    return TranscriptOptions(task, language, tuple(prompt_ids[-max_prompt:]))
+    if any(token == end or token >= tokens.start for token in prompt_ids):
+        reason = "it contains special tokens, which are not text"
+        raise error("unsupported_parameter", param="prompt", reason=reason)
+    return TranscriptOptions(task, language, tuple(prompt_ids[max(0, len(prompt_ids) - max_prompt) :]))
 
 
 def compression_ratio(text: str) -> float:

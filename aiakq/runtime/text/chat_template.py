@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import AiakqError, error, first_line
+from aiakq.runtime.protocol.media import PLURALS
 from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.message_forms import (
     INSTRUCTING,
@@ -56,7 +57,7 @@ class ChatTemplate:
     """A Jinja template and what is known about it.
 
     special_tokens  variables of the template, such as bos_token.
-    placeholders    those of images and videos by kind, for templates that take no parts; {} if none are read.
+    placeholders    those of images, videos and audios by kind, for templates that take no parts; {} if none are read.
     """
 
     placeholders: Mapping[str, str] = {}
@@ -241,14 +242,15 @@ class ChatTemplate:
             return message
         forms = self.facts.forms.get(str(message.get("role"))) or self.facts.forms.get("user") or FORMS[:1]
         if isinstance(content, list) and "openai" not in forms:
-            content = joined_text([self._text_of_medium(part) for part in content])
+            content = joined_text([self._text_of_media(part) for part in content])
         if isinstance(content, str) and "string" not in forms:
             content = as_parts([content])
         return {**message, "content": content} if "content" in message else message
 
-    def _text_of_medium(self, part: Any) -> Any:
-        kind = part.get("type") if isinstance(part, dict) else None
-        return {"type": "text", "text": self.placeholders.get(kind, "")} if kind in ("image", "video") else part
+    def _text_of_media(self, part: Any) -> Any:
+        if not isinstance(part, dict) or part.get("type") not in PLURALS:
+            return part
+        return {"type": "text", "text": self.placeholders.get(part["type"], "")}
 
     def _led_to_tools(self, messages: Messages) -> Messages:
         """Return the messages with a beginning with which the template shows tools."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.errors import error, first_line
+from aiakq.runtime.protocol.media import PLURALS
 from aiakq.runtime.protocol.unicode_text import has_surrogates
-from aiakq.runtime.text.image_parts import IMAGE_PARTS, ImagePart, image_part, take_images
+from aiakq.runtime.text.media_parts import MEDIA_PARTS, MediaPart, media_part, take_media
 
 #: Type of a part with text -> the field of its text.
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -61,7 +62,7 @@ class Content:
     thoughts  its reasoning, one entry per part.
     calls     (id, name, arguments) of its calls.
     results   (id of the call, text, number of texts before it) of its results.
-    images    (image, number of texts before it) of its images and videos.
+    media     (image, video or audio, number of texts before it).
     is_list   whether it was given as a list.
     """
 
@@ -69,25 +70,25 @@ class Content:
     thoughts: list[str] = field(default_factory=list)
     calls: list[tuple[str | None, str, Any]] = field(default_factory=list)
     results: list[tuple[str | None, str, int]] = field(default_factory=list)
-    images: list[tuple[ImagePart, int]] = field(default_factory=list)
+    media: list[tuple[MediaPart, int]] = field(default_factory=list)
     is_list: bool = False
 
     @property
     def value(self) -> Any:
         """The text as a string, or as parts if it was given as a list; see ``parts``."""
-        return self.parts() if self.is_list and (self.texts or self.images) else "\n".join(self.texts)
+        return self.parts() if self.is_list and (self.texts or self.media) else "\n".join(self.texts)
 
     def parts(self, begin: int = 0, end: int | None = None) -> list[dict[str, Any]]:
-        """Return the texts ``begin`` .. ``end - 1`` as parts of type text, with images and videos among them.
+        """Return the texts ``begin`` .. ``end - 1`` as parts of type text, with those of its media among them.
 
-        An image between two such ranges belongs to the later one.
+        One between two such ranges belongs to the later one.
         """
         is_last = end is None or end == len(self.texts)
         end = len(self.texts) if end is None else end
         parts: list[dict[str, Any]] = []
         for number in range(begin, end + 1):
             if number < end or is_last:
-                parts += [{"type": each.modality, "image": each} for each, before in self.images if before == number]
+                parts += [{"type": each.media, each.media: each} for each, before in self.media if before == number]
             if number < end:
                 parts += as_parts([self.texts[number]])
         return parts
@@ -171,23 +172,21 @@ def read_messages(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     return [each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")]
 
 
-def read_conversation(
-    messages: list[dict[str, object]], placeholders: Mapping[str, str] = {}
-) -> list[dict[str, object]]:
-    """Return the messages as ``read_messages`` does, with parts of type image and video that have no source.
+def read_conversation(messages: list[dict[str, object]], placeholders: Mapping[str, str]) -> list[dict[str, object]]:
+    """Return the messages as ``read_messages`` does, with parts of type image, video and audio that have no source.
 
-    Raises as it, and ``unsupported_parameter`` for images and videos without one of the ``placeholders`` by kind.
+    Raises as it, and ``unsupported_parameter`` for media without one of the ``placeholders`` by kind.
     """
-    read, images = take_images(read_messages(messages))
-    for image in images:
-        if not placeholders.get(image.modality):
-            raise image.refused("only text is read")
+    read, media = take_media(read_messages(messages))
+    for each in media:
+        if not placeholders.get(each.media):
+            raise each.refused("only text is read")
     return read
 
 
-def images_in(messages: list[dict[str, object]]) -> list[ImagePart]:
-    """Return the images of a conversation, in order. Raises as ``read_messages``."""
-    return take_images(read_messages(messages))[1]
+def media_in(messages: list[dict[str, object]]) -> list[MediaPart]:
+    """Return the images, videos and audios of a conversation, in order. Raises as ``read_messages``."""
+    return take_media(read_messages(messages))[1]
 
 
 def _check_types(message: dict[str, object], path: str) -> None:
@@ -253,7 +252,7 @@ def _with_results(message: dict[str, object], content: Content) -> list[dict[str
     begin = 0
     for call_id, text, position in [*content.results, (None, "", len(content.texts))]:
         is_last = position == len(content.texts) and call_id is None
-        if position > begin or (is_last and any(before >= begin for _, before in content.images)):
+        if position > begin or (is_last and any(before >= begin for _, before in content.media)):
             messages.append({**message, "content": content.parts(begin, position)})
             begin = position
         messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
@@ -327,10 +326,11 @@ def _read_part(read: Content, part: object, path: str, role: str) -> None:
     elif kind == "tool_result":
         text = join_text_parts(part.get("content"), f"{path}.content", "system")  # nothing but text
         read.results.append((string_of(part, "tool_use_id", path), text, len(read.texts)))
-    elif kind in IMAGE_PARTS and role in ("user", ""):
-        read.images.append((image_part(part, kind, path), len(read.texts)))
-    elif kind in IMAGE_PARTS:
-        raise image_part(part, kind, path).refused("only text is read here; images are in messages of users")
+    elif kind in MEDIA_PARTS and role in ("user", ""):
+        read.media.append((media_part(part, kind, path), len(read.texts)))
+    elif kind in MEDIA_PARTS:
+        named = PLURALS[MEDIA_PARTS[kind]]
+        raise media_part(part, kind, path).refused(f"only text is read here; {named} are in messages of users")
     elif kind not in _UNREADABLE:
         raise error("unsupported_parameter", param=f"{path}.type", reason=f"{kind:.64}: only text is read")
 

@@ -6,9 +6,13 @@ encodes each part of a conversation on its own, so that no chat template can giv
 
 from __future__ import annotations
 
+import base64
+import functools
 import hashlib
+import io
 import json
 import re
+import wave
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +23,7 @@ from aiakq.formats.made_folder import MISTRAL, source_of
 from aiakq.formats.mistral.choice import tokenizer_file
 from aiakq.formats.model_folder import check_files, read_json
 from aiakq.runtime.protocol.unicode_text import well_formed
-from aiakq.runtime.text.message_parts import described_tools, read_messages
+from aiakq.runtime.text.message_parts import described_tools, read_conversation
 from aiakq.runtime.text.mistral_vocabulary import sentencepiece_tokenizer, tekken_tokenizer
 from aiakq.runtime.text.tokenizer import Tokenizer
 
@@ -120,15 +124,17 @@ class MistralTokenizer(Tokenizer):
         content_format: str = "auto",
         continue_final_message: bool = False,
         arguments: Mapping[str, object] | None = None,
+        placeholders: Mapping[str, str] | None = None,
     ) -> tuple[str, list[int]]:
         """Return the text of a conversation, and its ids, which the text alone does not determine.
 
-        Raises as ``read_messages``, ``described_tools``, ``chat_ids``, and ``option_conflict`` for a template.
+        ``placeholders`` has that of audio; without it, audio raises ``unsupported_parameter``. Raises as
+        ``read_conversation``, ``described_tools``, ``chat_ids``, and ``option_conflict`` for a template.
         """
         if template is not None:
             self.check_takes_template("chat_template")
         given = {**(arguments or {}), "tools": described_tools(tools), "continue_final_message": continue_final_message}
-        ids = self.chat_ids(read_messages(messages), given)
+        ids = self.chat_ids(read_conversation(messages, placeholders or {}), given)
         return self.decode(ids, skip_special_tokens=False), ids
 
     def chat_prompt(self, messages: list[dict[str, object]], *arguments: Any, **values: Any) -> str:
@@ -136,7 +142,7 @@ class MistralTokenizer(Tokenizer):
         return self.chat_tokens(messages, *arguments, **values)[0]
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> list[int]:
-        """Return the ids of a conversation, in the form of ``read_messages``.
+        """Return the ids of a conversation, in the form of ``read_conversation``, with one token for each audio.
 
         arguments  variables of chat templates: tools, continue_final_message, and reasoning_effort, where there is one.
 
@@ -151,11 +157,18 @@ class MistralTokenizer(Tokenizer):
         continues = bool(given.get("continue_final_message"))
         effort = {"reasoning_effort": given["reasoning_effort"]} if "reasoning_effort" in given else {}
         try:
-            return self._encoded(messages, given.get("tools"), continues, effort)
+            return self._with_one_each(self._encoded(messages, given.get("tools"), continues, effort))
         except (AiakqError, MemoryError):
             raise
         except Exception as failure:
             raise error("chat_template", reason=_reason(failure)) from failure
+
+    def _with_one_each(self, ids: list[int]) -> list[int]:
+        """Return ``ids`` with one of the tokens of each audio: between two audios there is another token."""
+        if self._common.instruct_tokenizer.audio_encoder is None:
+            return ids
+        token = self._common.instruct_tokenizer.audio_encoder.special_ids.audio
+        return [id for at, id in enumerate(ids) if id != token or at == 0 or ids[at - 1] != token]
 
     def _encoded(
         self, messages: Sequence[Mapping[str, Any]], tools: Any, continues: bool, options: Mapping[str, Any]
@@ -226,8 +239,10 @@ def _decoder(words: Any, file: Path) -> Any:
 
 
 def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message of ``read_messages`` as mistral-common reads it, with ids of calls in the form it takes."""
+    """Return a message of ``read_conversation`` as mistral-common reads it, with ids of calls in the form it takes."""
     read = {key: value for key, value in message.items() if value is not None}
+    if isinstance(read.get("content"), list):
+        read["content"] = [_silence() if part.get("type") == "audio" else part for part in read["content"]]
     if "tool_calls" in read:
         read["tool_calls"] = [_openai_call(call) for call in read["tool_calls"]]
     if "tool_call_id" in read:
@@ -235,6 +250,18 @@ def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
     if read.get("role") != "assistant":
         read.setdefault("content", "")
     return read
+
+
+@functools.cache
+def _silence() -> dict[str, Any]:
+    """Return a part with an audio: mistral-common counts its tokens, in whose place come those of the right one."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setnchannels(1)
+        written.setsampwidth(2)
+        written.setframerate(16000)
+        written.writeframes(bytes(2 * 1600))
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(file.getvalue()).decode(), "format": "wav"}}
 
 
 def _openai_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """One served name, with the model's limits and default sampling values.
 
     parent            for an adapter: name of its base model.
-    input_modalities  what prompts may have: text, and image if it reads them; audio for a model that transcribes.
+    input_modalities  what prompts may have: text, and image, video or audio if it reads them; audio alone for a model
+                      that transcribes.
     """
 
     id: str
@@ -68,9 +69,9 @@ def _model_card(service: Service, name: str) -> ModelCard:
 def _modalities(service: Service) -> list[Literal["text", "image", "video", "audio"]]:
     if service.model.limits.speech is not None:
         return ["audio"]
-    images = service.renderer.text.loaded.image_failure is None and not service.model.limits.media.refusal
-    videos = images and service.model.limits.media.max_videos > 0
-    return ["text", *(("image",) if service.max_images else ()), *(("video",) if videos else ())]
+    limits, failure = service.model.limits.media, service.renderer.text.loaded.media_failure
+    videos = limits.max_videos and not limits.refusal and failure is None
+    return ["text", *((limits.kind,) if service.max_media else ()), *(("video",) if videos else ())]
 
 
 ROUTES = (

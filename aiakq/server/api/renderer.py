@@ -7,12 +7,13 @@ from functools import cached_property
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.limits import ModelLimits
+from aiakq.runtime.protocol.media import PLURALS
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
-from aiakq.runtime.text.image_parts import take_images
+from aiakq.runtime.text.media_parts import take_media
 from aiakq.runtime.text.output_processor import bad_word_texts, check_truncation, distinct_lists, truncated
 from aiakq.server.api.message_parser import MessageFormat
-from aiakq.server.api.request_images import RequestImages, hold_pixels
+from aiakq.server.api.request_media import RequestMedia, hold_media
 from aiakq.server.api.service_options import ServiceOptions
 from aiakq.server.api.unknown_fields import UnknownFields
 from aiakq.server.process.text_client import TextClient
@@ -49,7 +50,7 @@ class Renderer:
         self.message_format = message_format
         self.template_defaults = options.template_kwargs
         self.unknown_fields = UnknownFields(options.unknown_fields, on_ignored)
-        self._images = RequestImages(options.media_path, options.media_domains)
+        self._media = RequestMedia(options.media_path, options.media_domains)
         self.thought_end_ids: list[int] | None = None  # tokens of the text that ends thoughts, once they are needed
 
     async def tokenize_prompts(
@@ -133,29 +134,29 @@ class Renderer:
         Raises also no_chat_template and chat_template.
         """
         request = await self.chat_request(messages, self.template_arguments(template_kwargs), add_special_tokens)
-        if request.images and params.truncate_prompt_tokens is not None:
-            reason = "a prompt with images is not truncated"
+        if request.media and params.truncate_prompt_tokens is not None:
+            reason = f"a prompt with {PLURALS[self.limits.media.kind]} is not truncated"
             raise error("unsupported_parameter", param="truncate_prompt_tokens", reason=reason)
         reply = await self.text.run(self._limited(request, params))
-        request.images = []
-        hold_pixels(reply.media)
+        request.media = []
+        hold_media(reply.media)
         self._check_length(reply.num_chars, request, params)
         return self.truncate_prompts(self._prompts([reply.text], reply, request, params), params)[0]
 
     async def chat_request(
         self, messages: list[dict[str, object]], arguments: dict[str, object], add_special_tokens: bool
     ) -> TextRequest:
-        """Return the request to render and tokenize a conversation, with its images.
+        """Return the request to render and tokenize a conversation, with its media.
 
-        Raises unsupported_parameter and media_refused for images that the model or the server does not read.
+        Raises unsupported_parameter and media_refused for media that the model or the server does not read.
         """
-        bare, images = take_images(messages)
+        bare, media = take_media(messages)
         return TextRequest(
             0,
             messages=bare,
             arguments=arguments,
             call_syntax=self.message_format.call_syntax,
-            images=await self._images.read(images, self.limits.media) if images else [],
+            media=await self._media.read(media, self.limits.media) if media else [],
             add_special_tokens=add_special_tokens,
         )
 

@@ -94,15 +94,15 @@ class Service:
 
     @cached_property
     def max_total_body_bytes(self) -> int:
-        """Maximum size of all request bodies and images in memory."""
+        """Maximum size of all request bodies and media in memory."""
         limits = self.model.limits
         least = 0 if limits.media.refusal and limits.speech is None else MIN_TOTAL_IMAGE_BYTES
         return self.options.max_total_body_bytes or max(least, 32 * self.max_body_bytes)
 
     @property
-    def max_images(self) -> int:
-        """Maximum number of images of a prompt; 0 if the model reads none, or they cannot be preprocessed."""
-        media, failure = self.model.limits.media, self.renderer.text.loaded.image_failure
+    def max_media(self) -> int:
+        """Maximum number of images or audios of a prompt; 0 if it reads none, or they cannot be preprocessed."""
+        media, failure = self.model.limits.media, self.renderer.text.loaded.media_failure
         return 0 if media.refusal or failure is not None else media.max_items
 
     @cached_property

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from aiakq.errors import error
+from aiakq.runtime.multimodal.audio_files import MAX_FILE_BYTES, refused
 from aiakq.runtime.protocol.sampling_params import PARAMETERS, SamplingParams
-from aiakq.runtime.speech.audio_files import MAX_FILE_BYTES, refused
 from aiakq.server.api.generation_request import RequestFields
 from aiakq.server.api.request_model import Integer
+from aiakq.server.api.unsupported_fields import UNSUPPORTED_AUDIO_FIELDS
 from aiakq.server.http.form import FormPart, malformed, parse_form
 
 #: Sampling parameters of requests.
@@ -26,6 +27,8 @@ _WORDS = "times of words are not computed, only those of segments"
 
 class TranslationRequest(RequestFields):
     """A form with an audio ``file``."""
+
+    unsupported_fields: ClassVar = UNSUPPORTED_AUDIO_FIELDS
 
     prompt: str | None = Field(None, description="Text before the audio, whose spelling and style are taken up.")
     language: str | None = Field(None, description="Code of the language of the audio; found out if not given.")
@@ -60,11 +63,11 @@ class TranslationRequest(RequestFields):
             reason = "a stream has the text only: json or text"
             raise error("unsupported_parameter", param="response_format", reason=reason)
 
-    def sampling_params(self) -> SamplingParams:
-        """Return how the text is sampled."""
+    def sampling_params(self, defaults: Mapping[str, object]) -> SamplingParams:
+        """Return how the text is sampled: greedily, with ``defaults`` of the model for what the form does not say."""
         values = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         fixed = {"max_tokens": None, "logprobs": 0, "detokenize": False}
-        return SamplingParams(**{"temperature": 0.0, **values, **fixed})
+        return SamplingParams(**{**defaults, "temperature": 0.0, **values, **fixed})
 
 
 class TranscriptionRequest(TranslationRequest):

@@ -17,7 +17,7 @@ from aiakq.runtime.protocol.request import Prompt, Request, RequestOptions
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.speech.transcript import Segment, Transcript, checked_options, compression_ratio
 from aiakq.server.api.execution import Execution, answer
-from aiakq.server.api.request_images import hold_bytes
+from aiakq.server.api.request_media import hold_bytes
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
 from aiakq.server.api.service import Service
 from aiakq.server.api.transcription_formats import (
@@ -91,7 +91,8 @@ class Transcribing:
         if not limits.eos_token_ids:
             raise error("model_incomplete", path=service.model.path, missing="no file has an eos_token_id")
         ids = reply.token_ids[0] if prompt else []
-        options = checked_options(speech.tokens, self._task, payload.language, ids, limits.max_model_len // 2 - 1)
+        end, longest = limits.eos_token_ids[0], limits.max_model_len // 2 - 1
+        options = checked_options(speech.tokens, end, self._task, payload.language, ids, longest)
         timed, verbose = payload.format not in ("json", "text"), payload.format == "verbose_json"
         self._transcript = Transcript(
             np.frombuffer(spectrum.data, np.float32).reshape(spectrum.num_bins, -1),
@@ -99,12 +100,12 @@ class Transcribing:
             speech.num_states,
             speech.tokens,
             replace(options, timestamps=timed, silence=verbose),
-            limits.eos_token_ids[0],
+            end,
         )
 
     @cached_property
     def _params(self) -> SamplingParams:
-        return self._payload.sampling_params()
+        return self._payload.sampling_params(self._execution.service.model.default_sampling)
 
     async def _step(self) -> list[Segment] | None:
         """Generate the next text and return the new segments; None if there is nothing left to generate."""
@@ -151,6 +152,7 @@ class Transcribing:
     def _segments(self) -> list[TranscriptionSegment]:
         """Return the segments with a text."""
         windows: dict[int, list[Segment]] = {}
+        seconds = self._spectrum.seconds  # behind which a model may find something, too
         for segment in self._transcript.segments:
             windows.setdefault(segment.seek, []).append(segment)
         ratios = {seek: compression_ratio(self._text(parts)) for seek, parts in windows.items()}
@@ -161,8 +163,8 @@ class Transcribing:
                     TranscriptionSegment(
                         id=len(found),
                         seek=segment.seek,
-                        start=round(segment.start, 3),
-                        end=round(min(segment.end, self._spectrum.seconds), 3),
+                        start=round(min(segment.start, seconds), 3),
+                        end=round(min(segment.end, seconds), 3),
                         text=text,
                         tokens=list(segment.token_ids),
                         temperature=self._params.temperature,

@@ -44,7 +44,7 @@ class Turns:
     def add_user(self, content: Content) -> None:
         """Add a user's message: each result as a message of its own, the text between them as messages of the user."""
         begin = 0
-        if content.images and not content.results:
+        if content.media and not content.results:
             self._add("user", content=content.parts())
             return
         for call_id, result, position in content.results:
@@ -52,7 +52,7 @@ class Turns:
                 self.user(_joined(content.texts[begin:position]))
                 begin = position
             self.result(call_id, result)
-        if content.images:
+        if content.media:
             self._add("user", content=content.parts(begin))
         elif content.texts[begin:] or not content.results:
             self.user(_joined(content.texts[begin:]))

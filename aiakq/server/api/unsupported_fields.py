@@ -72,3 +72,13 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
 UNSUPPORTED_MESSAGE_FIELDS: Mapping[str, UnsupportedField] = {
     "audio": UnsupportedField(_TEXT_ONLY),
 }
+#: Fields of forms with audio.
+UNSUPPORTED_AUDIO_FIELDS: Mapping[str, UnsupportedField] = {
+    "include": UnsupportedField("tokens have no probabilities here; verbose_json has the mean of each window", ("",)),
+    "chunking_strategy": UnsupportedField("audio is read in windows, one behind the other", ("", "auto")),
+    "known_speaker_names": UnsupportedField("speakers are not told apart", ("",)),
+    "known_speaker_references": UnsupportedField("speakers are not told apart", ("",)),
+    "to_language": UnsupportedField("translations are English", ("", "en")),
+    "hotwords": UnsupportedField("names and spellings belong into prompt", ("",)),
+    "max_completion_tokens": UnsupportedField("a window is read to its end", ("",)),
+}

@@ -93,7 +93,7 @@ def _load(channel: EngineChannel, start: Start) -> Engine:
             dtype=config.device.dtype_name,
             sampling=dict(config.generation.sampling),
             files=folder_identity(config.load.path),
-            images=config.multimodal,
+            media=config.multimodal,
             speech=config.speech,
         )
     )

@@ -110,7 +110,7 @@ class Configured(msgspec.Struct, tag="configured"):
 
     sampling  default sampling parameters from the model's generation_config.json.
     files     identity of the files in the model folder, from ``formats.model_folder.folder_identity``.
-    images    how it reads images; None if it reads text only.
+    media     how it reads images or audio; None if it reads text only.
     speech    how it transcribes audio; None if it does not.
     """
 
@@ -119,7 +119,7 @@ class Configured(msgspec.Struct, tag="configured"):
     dtype: str
     sampling: dict[str, Any]
     files: dict[str, tuple[int, int, int, int]]
-    images: MultimodalConfig | None = None
+    media: MultimodalConfig | None = None
     speech: SpeechConfig | None = None
 
 

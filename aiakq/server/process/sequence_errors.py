@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.output import OUT_OF_MEMORY
-from aiakq.runtime.protocol.step import ADAPTER_FAILED, AUDIO_FAILED, GRAMMAR_FAILED, MEDIA_FAILED, NOTHING_LEFT
+from aiakq.runtime.protocol.step import ADAPTER_FAILED, GRAMMAR_FAILED, MEDIA_FAILED, NOTHING_LEFT
 
 
 def sequence_error(reason: str) -> AiakqError:
@@ -17,7 +17,7 @@ def sequence_error(reason: str) -> AiakqError:
         return error("request_memory")
     if reason.startswith(ADAPTER_FAILED):
         return error("adapter_lost", reason=reason.removeprefix(f"{ADAPTER_FAILED}: ").rstrip("."))
-    for prefix in (MEDIA_FAILED, AUDIO_FAILED):
+    for prefix in MEDIA_FAILED.values():
         if reason.startswith(prefix):
             return error("media_failed", reason=reason.removeprefix(f"{prefix}: ").rstrip("."))
     return error("numerical_error", reason=reason.rstrip("."))

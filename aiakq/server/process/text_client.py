@@ -18,12 +18,13 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.config.speech import SpeechConfig
 from aiakq.runtime.protocol.grammar import Grammar, not_enforceable
+from aiakq.runtime.protocol.media import PLURALS
 from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.vocabulary import end_failure
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer
 from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.server.process.text_messages import (
-    MAX_AUDIO_SECONDS,
+    MAX_MEDIA_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
     WITHOUT_TORCH,
@@ -146,14 +147,14 @@ class TextClient:
             self.end_failure = end_failure(vocabulary, self.tokenizer, eos_ids)
 
     async def load(
-        self, source: TokenizerSource, images: MultimodalConfig | None = None, speech: SpeechConfig | None = None
+        self, source: TokenizerSource, media: MultimodalConfig | None = None, speech: SpeechConfig | None = None
     ) -> None:
-        """Load the tokenizer and probe it; ``images`` and ``speech`` say how the model reads images and audio, if it
-        does.
+        """Load the tokenizer and probe it; ``media`` and ``speech`` say how the model reads media and transcribes
+        audio, if it does.
 
         Raises the errors of ``TokenizerSource.load``.
         """
-        self._setup.source, self._setup.images, self._setup.speech = source, images, speech
+        self._setup.source, self._setup.media, self._setup.speech = source, media, speech
         if source.left_out:
             return
         await self.start()
@@ -227,8 +228,8 @@ class TextClient:
         """
         if self._setup.source.left_out:
             raise error("no_tokenizer")
-        if request.images and self.loaded.image_failure is not None:
-            raise self.loaded.image_failure.error()
+        if request.media and self.loaded.media_failure is not None:
+            raise self.loaded.media_failure.error()
         if request.audio is not None and self.loaded.audio_failure is not None:
             raise self.loaded.audio_failure.error()
         if request.messages is not None:
@@ -239,8 +240,9 @@ class TextClient:
         reply = await self._replied(request)
         if reply.error is not None:
             raise reply.error.error()
-        if reply.failure and reply.failed == "image":
-            raise error("media_refused", param="messages", reason=f"preprocessing its images failed: {reply.failure}")
+        if reply.failure and request.media and (reply.failed == "image" or reply.failed == "audio"):
+            named = PLURALS[reply.failed]
+            raise error("media_refused", param="messages", reason=f"preprocessing its {named} failed: {reply.failure}")
         if reply.failure and reply.failed == "audio":
             raise error("media_refused", param="file", reason=reply.failure)
         if reply.failure and reply.failed == "template":
@@ -362,7 +364,9 @@ class TextClient:
         process, client = self._process, client_of_request.get()
         channel = await self._queue.take(client, is_long, is_alone)
         seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
-        seconds += request.media_seconds + MAX_AUDIO_SECONDS * (request.audio is not None)
+        media = self._setup.media
+        seconds += 0.0 if media is None else request.media_seconds(media.kind)
+        seconds += MAX_MEDIA_SECONDS["audio"] * (request.audio is not None)
         exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame))
 
         def on_done(exchange: asyncio.Future[TextReply]) -> None:
@@ -414,5 +418,5 @@ class TextClient:
 
 
 def _is_long(request: TextRequest, size: int) -> bool:
-    """Whether a request may take long: a grammar and images may take seconds, however short they are."""
-    return size > LONG_CHARS or request.grammar is not None or bool(request.images) or request.audio is not None
+    """Whether a request may take long: a grammar and media may take seconds, however short they are."""
+    return size > LONG_CHARS or request.grammar is not None or bool(request.media) or request.audio is not None

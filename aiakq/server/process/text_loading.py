@@ -1,4 +1,4 @@
-"""Loads the tokenizer, the chat templates, the grammar compiler and what reads images, in the tokenizer's process."""
+"""Loads the tokenizer, the chat templates, the grammar compiler and what reads media, in the tokenizer's process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import msgspec
 
 from aiakq.errors import AiakqError, error, one_line
-from aiakq.runtime.multimodal.processor import ImagePreprocessor
-from aiakq.runtime.speech.audio_files import load_packages
-from aiakq.runtime.speech.features import Spectrogram
+from aiakq.runtime.multimodal.audio_files import load_packages
+from aiakq.runtime.multimodal.loading import load_preprocessor
+from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor
+from aiakq.runtime.multimodal.spectrogram import Spectrogram
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.vocabulary import vocabulary_of
 from aiakq.runtime.text.chat_template import ChatTemplate, template_of
@@ -133,30 +134,32 @@ def new_compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None
         return None
 
 
-def load_images(
+def load_media(
     setup: Setup, tokenizer: Tokenizer, templates: Sequence[ChatTemplate], loaded: Loaded
-) -> ImagePreprocessor | None:
-    """Return the preprocessor of images, and give ``templates`` the placeholders.
+) -> MediaPreprocessor | None:
+    """Return the preprocessor of media, and give ``templates`` the placeholders.
 
-    Returns None for a model that reads text only, and if it cannot be loaded: requests with images then fail with
-    ``loaded.image_failure``, and others do not. Raises ``bad_option`` for arguments that its processor does not take.
+    Returns None for a model that reads text only, and if it cannot be loaded: requests with media then fail with
+    ``loaded.media_failure``, and others do not. Raises ``bad_option`` for arguments that its processor does not take.
     """
-    if setup.images is None or setup.images.refusal:
+    if setup.media is None or setup.media.refusal:
         return None
     try:
-        images = ImagePreprocessor.load(setup.images, tokenizer)
+        if setup.media.kind == "audio":
+            load_packages()
+        preprocessor = load_preprocessor(setup.media, tokenizer)
     except AiakqError as failure:
         if failure.id == "bad_option":
             raise
-        loaded.image_failure = Failure.of(failure)
+        loaded.media_failure = Failure.of(failure)
         return None
     for template in templates:
-        template.placeholders = images.placeholders
-    return images
+        template.placeholders = preprocessor.placeholder_texts
+    return preprocessor
 
 
 def load_audio(setup: Setup, loaded: Loaded) -> Spectrogram | None:
-    """Return what makes spectrograms of audio; None for a model that does not read it, and if it cannot be loaded:
+    """Return what makes spectrograms of audio; None for a model that does not transcribe, and if it cannot be loaded:
     requests then fail with ``loaded.audio_failure``.
     """
     if setup.speech is None:

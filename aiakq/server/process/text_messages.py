@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -10,7 +11,7 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.config.speech import SpeechConfig
 from aiakq.runtime.protocol.grammar import Grammar
-from aiakq.runtime.protocol.media import MediaItem
+from aiakq.runtime.protocol.media import MediaItem, MediaKind
 from aiakq.runtime.text.infill import Infill
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer_source import TokenizerSource
@@ -23,12 +24,8 @@ MAX_SECONDS = 1.0
 MAX_SECONDS_PER_CHAR = 1e-5
 #: The stages of a request.
 Part = Literal["template", "tokenizer", "grammar", "image", "audio"]
-#: Seconds of CPU time to decode and preprocess an image.
-MAX_IMAGE_SECONDS = 10.0
-#: The same of a video.
-MAX_VIDEO_SECONDS = 30.0
-#: The same of audio, of up to an hour.
-MAX_AUDIO_SECONDS = 90.0
+#: Seconds of CPU time to decode and preprocess an image, a video, or an audio of up to an hour.
+MAX_MEDIA_SECONDS: Mapping[MediaKind, float] = {"image": 10.0, "video": 30.0, "audio": 90.0}
 
 
 class Setup(msgspec.Struct, tag="setup"):
@@ -40,8 +37,8 @@ class Setup(msgspec.Struct, tag="setup"):
     template_source  how errors refer to ``chat_template``.
     template_arguments  variables of the template in every conversation that does not set them.
     template_facts   those of a ``Loaded`` before, with which the templates need not be checked again.
-    images           how the model reads images; None if it reads text only.
-    speech           how the model reads audio; None if it does not.
+    media            how the model reads images or audio; None if it reads text only.
+    speech           how the model transcribes audio; None if it does not.
     """
 
     source: TokenizerSource
@@ -51,7 +48,7 @@ class Setup(msgspec.Struct, tag="setup"):
     template_source: str = "of --chat-template"
     template_arguments: dict[str, object] = {}
     template_facts: list[TemplateFacts | None] = []
-    images: MultimodalConfig | None = None
+    media: MultimodalConfig | None = None
     speech: SpeechConfig | None = None
 
 
@@ -72,8 +69,8 @@ class Loaded(msgspec.Struct, tag="loaded"):
     vocabulary         encoded ``Vocabulary`` for compiling grammars.
     grammar_failure    why there is no vocabulary.
     infill             tokens for fill-in-the-middle, or None if the model does not support it.
-    image_failure      why images cannot be preprocessed, although the model reads them; None if they can.
-    audio_failure      the same of audio.
+    media_failure      why media cannot be preprocessed, although the model reads them; None if they can.
+    audio_failure      the same of audio that is transcribed.
     """
 
     description: str = ""
@@ -90,7 +87,7 @@ class Loaded(msgspec.Struct, tag="loaded"):
     vocabulary: bytes = b""
     grammar_failure: str = ""
     infill: Infill | None = None
-    image_failure: Failure | None = None
+    media_failure: Failure | None = None
     audio_failure: Failure | None = None
 
     @property
@@ -104,8 +101,8 @@ class Loaded(msgspec.Struct, tag="loaded"):
         return None if failure is None else failure.error()
 
 
-class ImageFile(msgspec.Struct):
-    """The file of an image, or those of a video; ``param`` is its name in errors.
+class MediaFile(msgspec.Struct):
+    """The file of an image or audio, or those of a video; ``param`` is its name in errors.
 
     frames  of a video, instead of ``data``: the file of an animation, or one for each frame.
     """
@@ -118,11 +115,6 @@ class ImageFile(msgspec.Struct):
     def num_bytes(self) -> int:
         """Their size."""
         return len(self.data) + sum(map(len, self.frames))
-
-    @property
-    def max_seconds(self) -> float:
-        """Seconds of CPU time to decode and preprocess it."""
-        return MAX_VIDEO_SECONDS if self.frames else MAX_IMAGE_SECONDS
 
 
 class Spectrum(msgspec.Struct):
@@ -143,8 +135,8 @@ class TextRequest(msgspec.Struct, tag="request"):
 
     messages, arguments  conversation to render with these template arguments and tokenize, instead of ``texts``.
     call_syntax          how calls are written if the template has no place for tools.
-    images               of the conversation, in order of its parts of type image and video.
-    audio                the file of an audio, beside ``texts``.
+    media                of the conversation, in order of its parts.
+    audio                the file of an audio to transcribe, beside ``texts``.
     texts                texts to tokenize.
     pairs                pairs of texts to tokenize instead, each to one list of ids.
     cut_to               number of tokens after which to cut ``texts``, which are returned instead of their ids.
@@ -166,7 +158,7 @@ class TextRequest(msgspec.Struct, tag="request"):
     messages: list[dict[str, Any]] | None = None
     arguments: dict[str, object] = {}
     call_syntax: CallSyntax = CallSyntax()
-    images: list[ImageFile] = []
+    media: list[MediaFile] = []
     audio: bytes | None = None
     texts: list[str] = []
     pairs: list[tuple[str, str]] = []
@@ -185,10 +177,9 @@ class TextRequest(msgspec.Struct, tag="request"):
     grammar: Grammar | None = None
     relaxed_schema: str = ""
 
-    @property
-    def media_seconds(self) -> float:
-        """Seconds of CPU time to decode and preprocess the images."""
-        return sum(image.max_seconds for image in self.images)
+    def media_seconds(self, kind: MediaKind) -> float:
+        """Return the seconds of CPU time to decode and preprocess the media, of ``kind`` but for videos."""
+        return sum(MAX_MEDIA_SECONDS["video" if each.frames else kind] for each in self.media)
 
     def limited(self, ids: list[int]) -> list[int]:
         """Return as many of the ids of a text as are asked for."""
@@ -204,7 +195,7 @@ class TextReply(msgspec.Struct, tag="reply"):
     texts      the texts that were cut.
     counts     total number of tokens of each text.
     second_texts  index of the second text in each pair, if ``is_whole``; see ``Prompt``.
-    media      images and videos of the conversation, preprocessed.
+    media      of the conversation, preprocessed.
     spectrum   of the audio.
     dropped    what is not enforced of the relaxed schema, which is the ``text``.
     seconds    CPU time of compiling a grammar.
@@ -259,7 +250,7 @@ def size_of(request: TextRequest) -> int:
     size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
     if request.grammar is not None:
         size += len(request.grammar.text) + len(request.relaxed_schema)
-    size += sum(image.num_bytes for image in request.images) + len(request.audio or b"")
+    size += sum(each.num_bytes for each in request.media) + len(request.audio or b"")
     for message in request.messages or ():
         content = message.get("content") or ""
         size += 16 + (len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content))

@@ -24,15 +24,16 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
 
 from aiakq.errors import AiakqError, error, first_line
-from aiakq.runtime.multimodal.processor import ImagePreprocessor
-from aiakq.runtime.speech.audio_files import decode_audio
-from aiakq.runtime.speech.features import RATE, Spectrogram
+from aiakq.runtime.multimodal.audio_files import decode_audio
+from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor
+from aiakq.runtime.multimodal.spectrogram import RATE, Spectrogram
+from aiakq.runtime.protocol.media import MediaKind
 from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.relaxed_schemas import relaxed_schema
@@ -43,12 +44,12 @@ from aiakq.server.process.text_loading import (
     MAX_TEMPLATE_BYTES,
     Templates,
     load_audio,
-    load_images,
+    load_media,
     load_tokenizer,
     new_compiler,
 )
 from aiakq.server.process.text_messages import (
-    MAX_AUDIO_SECONDS,
+    MAX_MEDIA_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
     WITHOUT_TORCH,
@@ -74,9 +75,8 @@ _TRIM_ABOVE_BYTES = 1 << 20
 _CURRENT = struct.Struct("=QQ")
 #: Bytes a worker may allocate in addition to its initial size: for a grammar, and anything else but a template.
 MAX_GRAMMAR_BYTES, MAX_BYTES = 512 << 20, 1 << 30
-#: The same for the images of a request.
-MAX_IMAGE_BYTES = 2 << 30
-MAX_AUDIO_BYTES = 3 << 30
+#: The same for the media of a request.
+MAX_MEDIA_BYTES: Mapping[MediaKind, int] = {"image": 2 << 30, "audio": 3 << 30}
 
 _PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar", "image", "audio")
 
@@ -96,12 +96,12 @@ def main() -> None:
         return
     try:
         tokenizer, templates, loaded = load_tokenizer(setup)
-        images = load_images(setup, tokenizer, templates.all, loaded)
+        media = load_media(setup, tokenizer, templates.all, loaded)
         spectrogram = load_audio(setup, loaded)
     except AiakqError as failure:
         control.send_failure(failure)
         return
-    worker = _Worker(tokenizer, templates, setup.max_chars, new_compiler(tokenizer, loaded), images, spectrogram)
+    worker = _Worker(tokenizer, templates, setup.max_chars, new_compiler(tokenizer, loaded), media, spectrogram)
     pool = _WorkerPool(control, [WorkerSocket(sock, TextRequest) for sock in sockets], worker)
     control.send(loaded)
     pool.run()
@@ -229,14 +229,14 @@ class _Worker:
         templates: Templates,
         max_chars: int,
         compiler: GrammarCompiler | None,
-        images: ImagePreprocessor | None,
+        media: MediaPreprocessor | None,
         spectrogram: Spectrogram | None,
     ) -> None:
         self._tokenizer = tokenizer
         self._templates = templates
         self._max_chars = max_chars
         self._compiler = compiler
-        self._images = images
+        self._media = media
         self._spectrogram = spectrogram
 
     def run(self, channel: WorkerSocket, set_current: Callable[[int, Part], None]) -> int:
@@ -283,19 +283,18 @@ class _Worker:
             begin("template", MAX_SECONDS + MAX_SECONDS_PER_CHAR * size_of(request), MAX_TEMPLATE_BYTES)
             ids = self._tokenizer.chat_ids(request.messages, request.arguments)
             request.texts = [self._tokenizer.decode(ids, skip_special_tokens=False)]
-            return self._process(request, [ids])
+            return self._with_media(request, ids, begin) if request.media else self._process(request, [ids])
         if request.messages is not None:
             begin("template", MAX_SECONDS, MAX_TEMPLATE_BYTES)
             request.texts = [self._render(request)]
         size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
         begin("tokenizer", MAX_SECONDS + MAX_SECONDS_PER_CHAR * size, MAX_BYTES)
-        if request.images:
+        if request.media:
             [ids] = [self._tokenizer.encode(text, request.add_special_tokens) for text in request.texts]
-            begin("image", request.media_seconds, MAX_IMAGE_BYTES)
-            return self._with_images(request, ids)
+            return self._with_media(request, ids, begin)
         reply = self._process(request)
         if request.audio is not None:
-            begin("audio", MAX_AUDIO_SECONDS, MAX_AUDIO_BYTES)
+            begin("audio", MAX_MEDIA_SECONDS["audio"], MAX_MEDIA_BYTES["audio"])
             reply.spectrum = self._spectrum(request.audio)
         return reply
 
@@ -306,15 +305,14 @@ class _Worker:
         content = self._spectrogram.content(samples)
         return Spectrum(values.tobytes(), len(values), content, len(samples) / RATE)
 
-    def _with_images(self, request: TextRequest, ids: list[int]) -> TextReply:
-        """Return the reply for a conversation with images, whose placeholders have the tokens ``ids``."""
-        if self._images is None:
-            raise error("media_refused", param="messages", reason="the tokenizer's process reads no images")
-        files, params = (
-            [image.frames or image.data for image in request.images],
-            [each.param for each in request.images],
-        )
-        expanded, media = self._images.expanded(ids, files, params, "messages")
+    def _with_media(self, request: TextRequest, ids: list[int], begin: Callable[[Part, float, int], None]) -> TextReply:
+        """Return the reply for a conversation with media, whose placeholders have the tokens ``ids``."""
+        if self._media is None:
+            raise error("media_refused", param="messages", reason="the tokenizer's process reads no media")
+        kind = self._media.kind
+        begin("audio" if kind == "audio" else "image", request.media_seconds(kind), MAX_MEDIA_BYTES[kind])
+        files, params = [each.frames or each.data for each in request.media], [each.param for each in request.media]
+        expanded, media = self._media.expanded(ids, files, params, "messages")
         reply = self._process(request, [expanded])
         reply.media = list(media)
         return reply

@@ -6,7 +6,7 @@ import pytest
 
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError
-from aiakq.runtime.config.multimodal import MultimodalConfig, image_limit
+from aiakq.runtime.config.multimodal import MultimodalConfig, media_limits
 
 RAW = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {}, "vision_config": {}, "image_token_id": 3}
 
@@ -16,13 +16,17 @@ RAW = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {}, "v
     [({}, 999), ({"image": 0}, 0), ({"image": {"count": 3, "width": 9}, "video": 1}, 3), ({"audio": 2}, 999)],
 )
 def test_the_limit_of_images(given, limit):
-    assert image_limit(given) == limit
+    assert media_limits(given)["image"] == limit
+
+
+def test_the_limit_of_audios():
+    assert media_limits({"image": 1, "audio": {"count": 2}}) == {"image": 1, "video": 999, "audio": 2}
 
 
 @pytest.mark.parametrize("given", [{"image": -1}, {"image": "4"}, {"image": True}, {"images": 4}, {"image": 1000}])
 def test_wrong_limits_are_refused(given):
     with pytest.raises(AiakqError, match="--limit-mm-per-prompt"):
-        image_limit(given)
+        media_limits(given)
 
 
 @pytest.mark.parametrize(

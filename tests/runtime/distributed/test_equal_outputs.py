@@ -27,9 +27,10 @@ FAMILIES = (
     "LlamaForCausalLM", "OPTForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "Qwen2MoeForCausalLM",
     "BloomForCausalLM", "DeepseekV3ForCausalLM", "Qwen3NextForCausalLM", "Mamba2ForCausalLM", "FalconH1ForCausalLM",
     "NemotronHForCausalLM", "JambaForCausalLM", "Zamba2ForCausalLM", "GPT2LMHeadModel",
+    "Gemma3nForCausalLM",
 )  # fmt: skip
-#: Those whose later layers read the embeddings of the first stage.
-ONE_STAGE = {"Zamba2ForCausalLM"}
+#: Those whose later layers read what the first stage has.
+ONE_STAGE = {"Zamba2ForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM"}
 #: Ranks of a stage, and stages.
 SHAPES = {"float32": ((2, 1), (3, 1), (4, 1), (1, 2), (2, 2)), "bfloat16": ((2, 1), (1, 3))}
 if os.environ.get("AIAKQ_EVERY_ARCHITECTURE"):

@@ -113,7 +113,18 @@ def test_answers_are_those_without_over_stages(folder, expected, mode, engine_mo
 
 
 @pytest.mark.parametrize(
-    "architecture", ["Gemma2ForCausalLM", "MistralForCausalLM", "GptOssForCausalLM", "DeepseekV3ForCausalLM"]
+    "architecture",
+    [
+        "Gemma2ForCausalLM",
+        "MistralForCausalLM",
+        "GptOssForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "FalconH1ForCausalLM",
+        "Lfm2ForCausalLM",
+        "MambaForCausalLM",
+        "KimiLinearForCausalLM",
+        "Qwen3NextForCausalLM",
+    ],
 )
 def test_every_way_of_computing_gives_the_same(architecture, tiny_model):
     folder = str(tiny_model(architecture))
@@ -187,9 +198,29 @@ def test_what_does_not_go_is_refused_by_name(arguments, named, example_model):
     assert named in str(caught.value)
 
 
-def test_recurrent_models_are_refused(tiny_model):
-    with pytest.raises(AiakqError, match="recurrent"):
-        LLM(str(tiny_model("Mamba2ForCausalLM")), speculative_config={"method": "ngram"})
+@pytest.fixture(scope="module")
+def hybrid(tiny_model) -> str:
+    """A model with recurrent layers and attention."""
+    return str(tiny_model("Qwen3NextForCausalLM"))
+
+
+@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_states_of_every_rank_go_on_there(hybrid, parallel):
+    plain = answers(LLM(hybrid, dtype="float32", max_model_len=128), functions=False)
+    llm = LLM(hybrid, dtype="float32", max_model_len=128, speculative_config=NGRAM, **{parallel: 2})
+    assert answers(replaying(llm, tokens_of(plain), 0.3), functions=False) == plain
+    assert llm.engine.stats.drafts.accepted > 20
+
+
+@pytest.mark.parametrize("mistakes", [0.0, 0.4])
+@pytest.mark.parametrize("mode", ["chunked", "preempted", "small_pages"])
+def test_states_go_on_after_the_draft_tokens_that_were_accepted(hybrid, engine_modes, mode, mistakes):
+    arguments = {"dtype": "float32", "max_model_len": 128, **engine_modes[mode]}
+    plain = answers(LLM(hybrid, **arguments))
+    llm = replaying(LLM(hybrid, speculative_config=NGRAM, **arguments), tokens_of(plain), mistakes)
+    assert answers(llm) == plain
+    assert llm.engine.stats.drafts.accepted > 20
+    assert mode != "preempted" or llm.engine.stats.preemptions > 0
 
 
 def test_outputs_of_one_salt_speed_up_each_other_and_no_others(example_model):
@@ -233,11 +264,8 @@ DRAFT_MODES = {
 }
 
 
-@pytest.fixture(scope="module")
-def nearly(tiny_model, tmp_path_factory) -> str:
-    """The model of ``folder`` with weights that are a little different: a draft model that is often right."""
-    source = Path(tiny_model("LlamaForCausalLM"))
-    target = tmp_path_factory.mktemp("nearly") / "model"
+def write_nearly(source: str, target: Path) -> str:
+    """Copy a model with weights that are a little different: a draft model that is often right."""
     shutil.copytree(source, target)
     draw = torch.Generator().manual_seed(1)
     for file in target.glob("*.safetensors"):
@@ -248,6 +276,16 @@ def nearly(tiny_model, tmp_path_factory) -> str:
         }
         save_file({name: changed[name].to(tensors[name].dtype) for name in tensors}, file, {"format": "pt"})
     return str(target)
+
+
+@pytest.fixture(scope="module")
+def nearly(folder, tmp_path_factory) -> str:
+    return write_nearly(folder, tmp_path_factory.mktemp("nearly") / "model")
+
+
+@pytest.fixture(scope="module")
+def nearly_hybrid(hybrid, tmp_path_factory) -> str:
+    return write_nearly(hybrid, tmp_path_factory.mktemp("hybrid") / "model")
 
 
 @pytest.mark.parametrize("mode", DRAFT_MODES)
@@ -263,8 +301,21 @@ def test_a_draft_model_does_not_change_the_output(folder, nearly, expected, mode
         assert llm.engine.stats.preemptions > 0
 
 
-def test_the_same_model_as_draft_is_always_accepted(folder):
+@pytest.mark.parametrize("mode", [mode for mode in DRAFT_MODES if mode != "ranks"])
+def test_a_draft_model_may_have_states_too(hybrid, nearly_hybrid, mode):
+    """Those of its chain of draft tokens are dropped where the target model rejects them."""
+    arguments = {"dtype": "float32", "max_model_len": 128, **DRAFT_MODES[mode]}
+    llm = LLM(hybrid, speculative_model=nearly_hybrid, **DRAFTING, **arguments)
+    assert answers(llm) == answers(LLM(hybrid, **arguments))
+    drafts = llm.engine.stats.drafts
+    assert drafts.drafts > drafts.accepted > 20
+    assert mode != "preempted" or llm.engine.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3NextForCausalLM", "MambaForCausalLM"])
+def test_the_same_model_as_draft_is_always_accepted(architecture, tiny_model):
     """With any sampling parameters: it samples with the same random numbers, penalties and grammars."""
+    folder = str(tiny_model(architecture))
     llm = LLM(folder, dtype="float32", max_model_len=128, speculative_model=folder, **DRAFTING)
     params = [
         SamplingParams(max_tokens=40, ignore_eos=True, seed=1),

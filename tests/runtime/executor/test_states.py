@@ -15,7 +15,7 @@ from aiakq.runtime.engine.sequence import Sequence
 from aiakq.runtime.executor import kv_cache
 from aiakq.runtime.executor.kv_cache import kv_bytes_per_page, state_bytes
 from aiakq.runtime.executor.sequences import SequenceState
-from aiakq.runtime.executor.states import RING, StateRows
+from aiakq.runtime.executor.states import StateRows, states_per_sequence
 from aiakq.runtime.protocol.request import RequestSpec
 from aiakq.runtime.protocol.step import Chunk, NewSequence
 
@@ -26,16 +26,17 @@ PAGES = 10
 class Running:
     """A sequence in slot 2 whose chunks are allocated one after the other."""
 
-    def __init__(self, caching: bool = True) -> None:
-        self.rows = StateRows(PAGES, PAGE, num_slots=3, caching=caching)
+    def __init__(self, caching: bool = True, num_drafts: int = 0) -> None:
+        self.rows = StateRows(PAGES, PAGE, num_slots=3, caching=caching, num_drafts=num_drafts)
         spec = RequestSpec("one", list(range(20)), SamplingParams(), max_tokens=9, seed=0)
         self.state = SequenceState(NewSequence(2, spec))
         self.state.pages = [5, 6, 7, 8]
-        self.first_row = (PAGES if caching else 1) + 2 * RING
+        self.first_row = (PAGES if caching else 1) + 2 * states_per_sequence(num_drafts)
 
-    def chunk(self, first: int, count: int, samples: bool) -> tuple[int, dict[int, int]]:
+    def chunk(self, first: int, count: int, samples: bool, drafts: int = 0) -> tuple[int, dict[int, int]]:
         """Return the row that a chunk reads, and the position of the state written to each row."""
-        context = self.rows.context([Chunk(2, first, count, [], samples)], [self.state])
+        chunk = Chunk(2, first, count + drafts, [], samples, drafts=[0] * drafts)
+        context = self.rows.context([chunk], [self.state])
         saves = {row: first + token + 1 for token, row in context.saves[0]}
         assert len(saves) == len(context.saves[0]) and context.sources[0] not in saves, "what is read stays"
         return context.sources[0], saves
@@ -61,6 +62,24 @@ def test_chunks_read_the_states_that_earlier_chunks_wrote():
     # A step that ran out of memory runs again.
     assert running.chunk(13, 1, samples=True)[0] == running.own(again)[13]
     assert running.chunk(13, 1, samples=True)[0] == running.own(again)[13]
+
+
+def test_a_chunk_goes_on_after_whatever_draft_tokens_were_accepted():
+    draw = random.Random(5)
+    running = Running(caching=False, num_drafts=3)
+    running.state.pages = list(range(100))
+    _, own = running.chunk(0, 5, samples=True)
+    first = 5
+    for _ in range(100):
+        drafts, again = draw.randrange(4), draw.randrange(3) == 0
+        count = 1 + (again and first - 1 in own.values())  # of two, if a token is sampled again
+        first -= count - 1
+        for _ in range(1 + (draw.randrange(4) == 0)):  # a step that ran out of memory runs again
+            source, saves = running.chunk(first, count, samples=True, drafts=drafts)
+            assert own[source] == first
+        own = {**own, **saves}
+        first += count + draw.randrange(drafts + 1)
+        assert first in own.values() and running.rows.last_position(running.state, first) == first
 
 
 def test_sequences_start_after_pages_that_other_sequences_filled():
@@ -124,7 +143,9 @@ def test_answers_do_not_depend_on_what_happens_to_a_sequence(architecture, kinds
     model = llm.engine.executor.runner.model
     assert {type(cache) for cache in caches} == kinds
     # The row of page 0 is the zero state.
-    counted = 14 * kv_bytes_per_page(model, llm.config.cache) + state_bytes(model, 5) - model.state_bytes()
+    counted = (
+        14 * kv_bytes_per_page(model, llm.config.cache) + state_bytes(model, llm.config.scheduler) - model.state_bytes()
+    )
     assert taken == counted
 
 

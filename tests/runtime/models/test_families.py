@@ -241,6 +241,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"layer_types": None, "per_layer_config": None, "global_head_dim": 64, "num_global_key_value_heads": 1},
     ),
+    "gemma 3n as files from the hub spell it": (
+        "Gemma3nForCausalLM",
+        {
+            "layer_types": ["sliding_attention"] * 4 + ["full_attention"] + ["sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+            "num_kv_shared_layers": 1,
+            "intermediate_size": 256,
+            "activation_sparsity_pattern": None,
+            "altup_active_idx": 0,
+            "altup_correct_scale": False,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+        {
+            **{"rope_parameters": None, "rope_theta": 5000.0, "rope_local_base_freq": 300.0, "layer_types": None},
+            **{"intermediate_size": 256, "altup_lr_multiplier": 1.0, "query_pre_attn_scalar": 256},
+        },
+    ),
     "lfm2 with the width it states": ("Lfm2ForCausalLM", {"block_auto_adjust_ff_dim": False}, {}),
     "mamba2 with biases and limits": (
         "Mamba2ForCausalLM",

@@ -63,7 +63,7 @@ def preprocessor(kind: str, **arguments: Any) -> ImagePreprocessor:
     names |= {"gemma3": "Gemma3", "qwen3_5_moe": "Qwen3_5Moe", "qwen3_vl_moe": "Qwen3VLMoe"}
     config = MultimodalConfig(
         architecture=f"{names.get(kind, 'Llava')}ForConditionalGeneration",
-        image_token_id=model.image_token_id,
+        token_id=model.image_token_id,
         raw=model.to_dict(),
         processor_kwargs=arguments,
     )
@@ -181,14 +181,14 @@ def test_the_remedy_for_an_unknown_argument_lists_the_known_ones():
 
 def test_a_worker_of_the_tokenizer_does_not_start_with_a_wrong_argument(monkeypatch):
     """Other failures leave text to be served; this one is a mistake of the command line."""
-    from aiakq.server.process.text_loading import load_images
+    from aiakq.server.process.text_loading import load_media
 
     def load(config: Any, tokenizer: Any) -> ImagePreprocessor:
         return preprocessor("llava", nonsense=1)
 
     monkeypatch.setattr(ImagePreprocessor, "load", load)
-    setup: Any = SimpleNamespace(images=SimpleNamespace(refusal=""))
-    loaded: Any = SimpleNamespace(image_failure=None)
+    setup: Any = SimpleNamespace(media=SimpleNamespace(refusal="", kind="image"))
+    loaded: Any = SimpleNamespace(media_failure=None)
     tokenizer: Any = None
     with pytest.raises(AiakqError, match="--mm-processor-kwargs is .*'nonsense' is no argument"):
-        load_images(setup, tokenizer, [], loaded)
+        load_media(setup, tokenizer, [], loaded)

@@ -14,7 +14,7 @@ from vision_models import PLACEHOLDERS, random_image, reference_logprobs, save_v
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
-from aiakq.runtime.multimodal.encoding import ImageEncoding
+from aiakq.runtime.multimodal.encoding import MediaEncoding
 from aiakq.runtime.multimodal.resource import EncoderCache
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
@@ -30,8 +30,6 @@ MODES: dict[str, dict[str, Any]] = {
     "operation by operation": {"enforce_eager": True},
     "prompt lookup": {"speculative_model": "[ngram]", "num_speculative_tokens": 3, "ngram_prompt_lookup_max": 2},
 }
-#: What is refused: no drafts with recurrent layers.
-REFUSED = {("prompt lookup", "qwen3_5")}
 
 
 @pytest.fixture(scope="session")
@@ -135,9 +133,7 @@ def alone(vision_model) -> Callable[[str], list[Any]]:
     return computed
 
 
-@pytest.mark.parametrize(
-    ("mode", "kind"), [(mode, kind) for kind in SCHEDULED for mode in MODES if (mode, kind) not in REFUSED]
-)
+@pytest.mark.parametrize(("mode", "kind"), [(mode, kind) for kind in SCHEDULED for mode in MODES])
 def test_the_same_bits_however_the_engine_is_driven(vision_model, alone, mode, kind):
     llm = engine(vision_model(kind), **MODES[mode])
     assert answers(llm, prompts_of(kind)) == alone(kind)
@@ -167,7 +163,7 @@ def test_the_same_bits_from_the_prefix_cache_and_other_images_miss_it(vision_mod
     [other] = llm.generate([{**first, "multi_modal_data": {"image": images}}], GREEDY, use_tqdm=False)
     assert other.prompt_token_ids == again.prompt_token_ids
     ids = llm.tokenizer.encode(first["prompt"])
-    _, (_, second) = llm._images.loaded().expanded(ids, images, ["", ""])
+    _, (_, second) = llm._media.loaded().expanded(ids, images, ["", ""])
     assert second.first - 8 < other.num_cached_tokens <= second.first
     uncached = engine(vision_model(kind), enable_prefix_caching=False)
     assert answers(llm, [{**first, "multi_modal_data": {"image": images}}]) == answers(
@@ -189,8 +185,8 @@ def test_records_cross_processes(vision_model, alone, behind_bytes, kind):
     assert answers(llm, prompts_of(kind)) == alone(kind)
 
 
-def encoding_of(llm: LLM) -> ImageEncoding:
-    [part] = [part for part in llm.engine.executor.runner.parts if isinstance(part, ImageEncoding)]
+def encoding_of(llm: LLM) -> MediaEncoding:
+    [part] = [part for part in llm.engine.executor.runner.parts if isinstance(part, MediaEncoding)]
     return part
 
 
@@ -248,7 +244,7 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_only(vision_model):
             "the number of images is 3, and --limit-mm-per-prompt allows 2",
         ),
         ({"prompt": "<image>", "multi_modal_data": {"image": "cat.png"}}, "an image of Pillow is expected"),
-        ({"prompt": "<image>", "multi_modal_data": {"video": [1]}}, "only images are read"),
+        ({"prompt": "<image>", "multi_modal_data": {"video": [1]}}, "videos of LlavaForConditionalGeneration are not"),
         ({"prompt": "<image>", "multi_modal_data": {"image": random_image(1, 60000, 1)}}, "60000 x 1 pixels"),
     ],
 )
@@ -273,7 +269,7 @@ def test_wrong_processor_arguments_are_refused_before_the_first_image(vision_mod
 
 def test_without_the_encoder_images_are_refused_and_text_is_not(vision_model):
     llm = engine(vision_model("llava"), language_model_only=True)
-    assert not any(isinstance(part, ImageEncoding) for part in llm.engine.executor.runner.parts)
+    assert not any(isinstance(part, MediaEncoding) for part in llm.engine.executor.runner.parts)
     assert llm.generate(["text"], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     with pytest.raises(AiakqError, match="--language-model-only leaves out the encoder"):
         llm.generate([{"prompt": "<image>", "multi_modal_data": {"image": random_image(1)}}], GREEDY, use_tqdm=False)

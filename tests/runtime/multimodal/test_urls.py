@@ -13,7 +13,7 @@ import pytest
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.multimodal import urls
-from aiakq.runtime.multimodal.urls import ImageUrls, is_public
+from aiakq.runtime.multimodal.urls import MediaUrls, is_public
 
 
 @pytest.mark.parametrize(
@@ -47,20 +47,20 @@ def test_public_addresses(address):
 )
 def test_private_hosts_are_refused_in_every_spelling(host):
     with pytest.raises(AiakqError, match="has an address that is not public"):
-        ImageUrls().read(f"http://{host}/image.png", "image")
+        MediaUrls().read(f"http://{host}/image.png", "image")
 
 
 def test_a_name_with_one_private_address_is_refused(monkeypatch):
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("1.1.1.1", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **given: found)
     with pytest.raises(AiakqError, match="has an address that is not public"):
-        ImageUrls().read("http://images.example/image.png", "image")
+        MediaUrls().read("http://images.example/image.png", "image")
 
 
 @pytest.mark.parametrize("url", ["http://", "http://[::1", "http://xn--/", "http://\0/", "http://a b/", "https:///x"])
 def test_malformed_urls_are_refused(url):
     with pytest.raises(AiakqError, match="cannot be fetched|host is not found"):
-        ImageUrls().read(url, "image")
+        MediaUrls().read(url, "image")
 
 
 @pytest.mark.parametrize("rest", ["/%00", "/" + "a" * 5000, "//[/x", "/..", "/link", "/pipe"])
@@ -72,7 +72,7 @@ def test_malformed_and_escaping_file_urls_are_refused(rest, tmp_path):
         os.mkfifo(folder / "pipe")
     url = "file://[/x" if rest == "//[/x" else f"file://{folder}{rest}"
     with pytest.raises(AiakqError, match="cannot be read: (the file|there is no such file)"):
-        ImageUrls(str(folder)).read(url, "image")
+        MediaUrls(str(folder)).read(url, "image")
 
 
 @pytest.fixture
@@ -100,14 +100,14 @@ def dripping() -> Iterator[str]:
 def test_a_host_that_sends_byte_by_byte_does_not_hold_a_thread(dripping, monkeypatch):
     monkeypatch.setattr(urls, "MAX_SECONDS", 0.3)
     with pytest.raises(AiakqError, match=r"it takes longer than 0\.3 s"):
-        ImageUrls(domains=["127.0.0.1"]).read(dripping, "image")
+        MediaUrls(domains=["127.0.0.1"]).read(dripping, "image")
 
 
 def test_images_are_fetched_beside_a_running_event_loop(dripping, monkeypatch):
     monkeypatch.setattr(urls, "MAX_SECONDS", 0.1)
 
     async def read() -> None:  # as in a notebook
-        ImageUrls(domains=["127.0.0.1"]).read(dripping, "image")
+        MediaUrls(domains=["127.0.0.1"]).read(dripping, "image")
 
     with pytest.raises(AiakqError, match="it takes longer"):
         asyncio.run(read())
@@ -126,7 +126,7 @@ def test_name_servers_that_do_not_answer_hold_no_request(monkeypatch):
     monkeypatch.setattr(urls, "MAX_SECONDS", 0.2)
     try:
         with pytest.raises(AiakqError, match=r"it takes longer than 0\.2 s"):
-            ImageUrls().read("http://images.example/image.png", "image")
+            MediaUrls().read("http://images.example/image.png", "image")
         assert asked.is_set()
     finally:
         answered.set()

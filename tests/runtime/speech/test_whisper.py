@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from speech_models import EN, NO_TIMESTAMPS, RATE, START, TRANSCRIBE, sound
+from speech_models import DE, EN, NO_TIMESTAMPS, RATE, START, TRANSCRIBE, sound
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
@@ -110,6 +112,30 @@ def test_long_audio_is_read_as_transformers_does(llm, reference, seed):
     assert np.allclose([each[:2] for each in found], times)
 
 
+@pytest.mark.parametrize(
+    ("changes", "config", "said"),
+    [
+        ({"language": "german"}, {}, {"task": "transcribe"}),
+        ({"forced_decoder_ids": [[1, DE], [2, TRANSCRIBE]]}, {"scale_embedding": True}, {}),
+        ({"is_multilingual": False, "forced_decoder_ids": [[1, NO_TIMESTAMPS]]}, {}, {}),
+        ({"repetition_penalty": 1.3}, {}, {"task": "transcribe"}),
+    ],
+)
+def test_files_of_fine_tuned_models_are_read_as_transformers_does(tiny_whisper, tmp_path, changes, config, said):
+    from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+    folder = Path(shutil.copytree(tiny_whisper, tmp_path / "other"))
+    for name, values in {"generation_config.json": changes, "config.json": config}.items():
+        (folder / name).write_text(json.dumps({**json.loads((folder / name).read_text()), **values}))
+    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    samples = sound(0.8, 2)
+    read = WhisperFeatureExtractor.from_pretrained(folder)(samples, sampling_rate=RATE, return_tensors="pt")
+    asked = {"return_timestamps": False, "return_segments": True, **said}
+    ids = model.generate(read.input_features, **asked)["segments"][0][0]["result"].tolist()
+    llm = LLM(str(folder), device="cpu", dtype="float32")
+    assert llm.transcribe(samples)[0].text == llm.tokenizer.decode([token for token in ids if token < START]).strip()
+
+
 def test_several_audios_and_a_prompt(llm):
     audios = [sound(2.5, 1), (sound(0.5, 2, rate=8000), 8000), sound(1.4, 3)]
     together = llm.transcribe(audios, prompt="Names: Ann")
@@ -123,6 +149,8 @@ def test_several_audios_and_a_prompt(llm):
     [
         ({"language": "xx"}, "'xx' is none of de, en"),
         ({"task": "sing"}, "does not sing"),
+        ({"prompt": "<|de|><|translate|>"}, "special tokens"),
+        ({"sampling_params": SamplingParams(n=2, temperature=1)}, "one transcript"),
     ],
 )
 def test_what_the_model_does_not_have_is_refused(llm, arguments, words):
@@ -184,9 +212,6 @@ def test_task_transcription_needs_such_a_model(tiny_model):
 
 
 def test_an_unknown_key_is_refused(tiny_whisper, tmp_path):
-    import json
-    import shutil
-
     folder = Path(shutil.copytree(tiny_whisper, tmp_path / "other"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "encoder_window": 8}))

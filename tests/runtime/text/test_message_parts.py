@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.text.image_parts import take_images
+from aiakq.runtime.text.media_parts import take_media
 from aiakq.runtime.text.message_parts import join_text_parts, read_message
 
 
@@ -163,7 +163,7 @@ def test_images_keep_their_place_among_texts_and_results():
     )
     messages = read_message({"role": "user", "content": [result, "A", image, "B", image]}, "messages[0]")
     assert [each["role"] for each in messages] == ["tool", "user"]
-    bare, images = take_images(messages)
+    bare, images = take_media(messages)
     texts = [{"type": "text", "text": text} for text in "AB"]
     assert bare[1]["content"] == [texts[0], {"type": "image"}, texts[1], {"type": "image"}]
     assert [each.source().url for each in images] == ["a", "a"] and images[1].path == "messages[0].content[4]"
@@ -185,7 +185,7 @@ def test_images_keep_their_place_among_texts_and_results():
 )
 def test_images_of_every_api_are_read(part, url):
     [message] = read_message({"role": "user", "content": [part]}, "x")
-    _, [image] = take_images([message])
+    _, [image] = take_media([message])
     assert image.source().url == url
 
 
@@ -204,7 +204,7 @@ def test_images_of_every_api_are_read(part, url):
 )
 def test_wrong_images_are_named(part, id, param):
     [message] = read_message({"role": "user", "content": [part]}, "messages[0]")
-    _, [image] = take_images([message])
+    _, [image] = take_media([message])
     with pytest.raises(AiakqError) as caught:
         image.source()
     assert (caught.value.id, caught.value.param) == (id, f"messages[0].content[0].{param}")

@@ -19,10 +19,10 @@ from openai import OpenAI
 from vision_models import random_image, save_vision_model
 
 from aiakq import LLM, SamplingParams
-from aiakq.runtime.multimodal.urls import ImageUrls
+from aiakq.runtime.multimodal.urls import MediaUrls
 from aiakq.runtime.protocol.media import MediaItem, MediaLimits, TensorRecord
-from aiakq.runtime.text.image_parts import ImagePart
-from aiakq.server.api.request_images import MAX_FETCHES, RequestImages, hold_pixels
+from aiakq.runtime.text.media_parts import MediaPart
+from aiakq.server.api.request_media import MAX_FETCHES, RequestMedia, hold_media
 from aiakq.server.background import RunningServer, start_in_background
 from aiakq.server.http.body_budget import BodyBudget, ImageBytes, image_bytes
 from aiakq.server.process.text_client import client_of_request
@@ -254,7 +254,7 @@ def test_pixels_take_the_place_of_files_in_the_memory_of_a_request():
     budget = BodyBudget(None, 4 << 20)  # type: ignore[arg-type]
     image_bytes.set(held := ImageBytes(budget, "a"))
     held.hold(5000, "messages")
-    hold_pixels([MediaItem("image", "k", [(0, 1)], {"pixel_values": TensorRecord("float32", [25], bytes(100))})] * 2)
+    hold_media([MediaItem("image", "k", [(0, 1)], {"pixel_values": TensorRecord("float32", [25], bytes(100))})] * 2)
     assert held.num_bytes == budget.num_bytes == 200
     image_bytes.set(None)
 
@@ -271,7 +271,7 @@ def test_a_client_has_a_limited_number_of_fetches(monkeypatch):
 
     async def ask(client: str) -> None:
         client_of_request.set(client)
-        await images.read([ImagePart({"image": f"http://{client}/"}, "image", "p")], MediaLimits("", 9, 9))
+        await images.read([MediaPart({"image": f"http://{client}/"}, "image", "p")], MediaLimits("", 9, 9))
 
     async def run() -> None:
         tasks = [asyncio.create_task(ask("slow")) for _ in range(MAX_FETCHES + 3)]
@@ -283,8 +283,8 @@ def test_a_client_has_a_limited_number_of_fetches(monkeypatch):
         await asyncio.gather(*tasks)
         assert len(running) == MAX_FETCHES + 4
 
-    monkeypatch.setattr(ImageUrls, "fetch", fetch)
-    images = RequestImages(None, ())
+    monkeypatch.setattr(MediaUrls, "fetch", fetch)
+    images = RequestMedia(None, ())
     asyncio.run(run())
 
 

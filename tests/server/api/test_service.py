@@ -20,6 +20,6 @@ def test_images_that_cannot_be_preprocessed_are_not_announced(
     refusal: str, failure: Failure | None, count: int
 ) -> None:
     limits: Any = SimpleNamespace(limits=SimpleNamespace(media=MediaLimits(refusal, 4, 100)))
-    renderer: Any = SimpleNamespace(text=SimpleNamespace(loaded=Loaded(image_failure=failure)))
+    renderer: Any = SimpleNamespace(text=SimpleNamespace(loaded=Loaded(media_failure=failure)))
     nothing: Any = None
-    assert Service(limits, renderer, nothing, nothing).max_images == count
+    assert Service(limits, renderer, nothing, nothing).max_media == count

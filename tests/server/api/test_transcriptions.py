@@ -107,6 +107,14 @@ def test_subtitles_and_texts(http, expected):
     assert answers["vtt"].startswith(f"WEBVTT\n\n{seconds.replace(',', '.')} --> ")
 
 
+def test_segments_end_with_the_audio(http):
+    """A random model finds something behind a single sample."""
+    for count in (1, 40, 800):
+        form = {"response_format": "verbose_json"}
+        answer = http.post(PATH, data=form, files={"file": wav(SHORT[:count])}).json()
+        assert all(0 <= each["start"] <= each["end"] <= count / RATE + 1e-3 for each in answer["segments"])
+
+
 def test_several_requests_get_what_each_gets_alone(http):
     import concurrent.futures
 
@@ -144,6 +152,9 @@ def test_the_model_says_what_it_reads(http):
             "timestamp_granularities",
             "unsupported_parameter",
         ),
+        ({"include[]": "logprobs"}, wav(SHORT), "include", "unsupported_parameter"),
+        ({"to_language": "fr"}, wav(SHORT), "to_language", "unsupported_parameter"),
+        ({"prompt": "a <|de|>"}, wav(SHORT), "prompt", "unsupported_parameter"),
         ({"timestamp_granularities[]": "segment"}, wav(SHORT), "timestamp_granularities", "unsupported_parameter"),
     ],
 )

@@ -31,12 +31,8 @@ def configure(config: EngineConfig, args: EngineArguments) -> EngineConfig:
     if is_eagle3(draft_folder(args).path):
         return eagle3.configure(config, args)
     draft = EngineConfig.from_args(args)
-    reason = ""
     if draft.model.vocab_size != config.model.vocab_size:
         reason = f"its vocabulary has {draft.model.vocab_size} tokens, the model {config.model.vocab_size}"
-    elif draft.model.is_recurrent:
-        reason = "states of recurrent layers cannot be rolled back"
-    if reason:
         hint = "Take one of the same family, or this model quantized."
         raise error("option_conflict", option="--speculative-model", other=args.model, reason=reason, hint=hint)
     return with_draft(config, draft, "draft_model")

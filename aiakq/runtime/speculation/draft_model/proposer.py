@@ -10,6 +10,7 @@ from torch import Tensor
 from aiakq.runtime.executor.runner import Runner
 from aiakq.runtime.executor.sampler import sample
 from aiakq.runtime.executor.sequences import RunningSequences, SequenceState
+from aiakq.runtime.executor.states import StateRows
 from aiakq.runtime.models.interface import ModelInput, whole_logits
 from aiakq.runtime.protocol.step import Chunk, ChunkResult
 from aiakq.runtime.speculation.draft_chain import DraftChain
@@ -56,7 +57,7 @@ class DraftModel:
         before = [self._begin(chunk, sequence) for chunk, sequence in zip(chunks, sequences, strict=True)]
         for chunk, sequence, result in zip(chunks, sequences, results, strict=True):
             num_positions = min(len(sequence.pages) * self.runner.page_size, self._max_length)
-            draft = _Draft(chunk, sequence, result, num_positions)
+            draft = _Draft(chunk, sequence, result, num_positions, self.runner.states)
             if num_left and (draft.num_wanted or (with_prompts and chunk.count > 1 + len(chunk.drafts))):
                 num_left -= draft.catch_up(num_left)
                 drafts.append(draft)
@@ -106,8 +107,17 @@ class _Draft(DraftChain):
     next_chunk  what the model computes next.
     """
 
-    def __init__(self, chunk: Chunk, sequence: SequenceState, result: ChunkResult, num_positions: int) -> None:
+    def __init__(
+        self,
+        chunk: Chunk,
+        sequence: SequenceState,
+        result: ChunkResult,
+        num_positions: int,
+        states: StateRows | None,
+    ) -> None:
+        """states: of the model, if it has recurrent layers."""
         super().__init__(chunk, sequence, result, num_positions)
+        self._states = states
         start = sequence.num_drafted
         assert start is not None
         following = sequence.token_ids[start : start + len(sequence.drafted)]
@@ -121,6 +131,8 @@ class _Draft(DraftChain):
         assert sequence.num_drafted is not None
         end = self._num_known if self.num_wanted else min(self._num_known, chunk.first + chunk.count)
         start = min(sequence.num_drafted, end - 1)
+        if self._states is not None:
+            start = self._states.last_position(sequence, start)
         count = min(end - start, max_tokens, self._num_positions - start)
         if start + count < end:
             self.num_wanted = 0

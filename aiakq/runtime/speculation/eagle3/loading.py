@@ -66,6 +66,9 @@ def load(config: EngineConfig, target: Model, load_model: Callable[[EngineConfig
     if not isinstance(target, Decoder):
         what, hint = "An EAGLE-3 head for a model that runs through transformers", "Take a draft model."
         raise error("unsupported", what=what, hint=hint)
+    if "altup_num_inputs" in config.model.raw:
+        what, hint = "An EAGLE-3 head for a model whose tokens have several hidden states", "Take a draft model."
+        raise error("unsupported", what=what, hint=hint)
     head = replace(Eagle3Config.from_folder(draft.load.path), model=draft.model)
     weights = open_weights(draft)
     for part, found in _OTHER_HEADS.items():

@@ -43,7 +43,9 @@ class MtpLayout:
 
 
 def layouts(num_layers: int) -> tuple[MtpLayout, ...]:
-    """The published layouts, for a model of ``num_layers``: that of DeepSeek-V3, GLM-4.5 and their descendants."""
+    """The published layouts, for a model of ``num_layers``: that of DeepSeek-V3, GLM-4.5 and their descendants, and
+    that of Qwen3-Next and Qwen3.5.
+    """
     layer = f"model.layers.{num_layers}"
     return (
         MtpLayout(
@@ -55,6 +57,16 @@ def layouts(num_layers: int) -> tuple[MtpLayout, ...]:
             embedding=f"{layer}.embed_tokens",
             head=f"{layer}.shared_head.head",
             masks_first=True,
+        ),
+        MtpLayout(
+            layer="mtp.layers.0",
+            fc="mtp.fc",
+            embedding_norm="mtp.pre_fc_norm_embedding",
+            hidden_norm="mtp.pre_fc_norm_hidden",
+            norm="mtp.norm",
+            embedding="mtp.embed_tokens",
+            head="mtp.lm_head",
+            norm_offset=1,
         ),
     )
 

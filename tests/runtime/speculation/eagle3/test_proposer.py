@@ -369,6 +369,13 @@ def test_models_that_run_through_transformers_cannot_have_a_head(target, head):
         drafting(target, head, model_impl="transformers")
 
 
+def test_a_model_whose_tokens_have_several_hidden_states_cannot_have_a_head(head, tiny_model):
+    layers = {"num_hidden_layers": 8, "layer_types": ["sliding_attention"] * 8, "num_kv_shared_layers": 0}
+    layers |= {"intermediate_size": 64, "activation_sparsity_pattern": None}
+    with pytest.raises(AiakqError, match="whose tokens have several hidden states"):
+        drafting(str(tiny_model("Gemma3nForCausalLM", **layers)), head)
+
+
 def test_a_head_can_be_switched_off_and_on_between_steps(target, head, expected, knows_answers):
     knows_answers(expected)
     llm = drafting(target, head)

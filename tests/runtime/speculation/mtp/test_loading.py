@@ -31,6 +31,13 @@ LONGER: dict[str, dict[str, Any]] = {
     "DeepseekV3ForCausalLM": {"num_hidden_layers": 3},
     "Glm4MoeForCausalLM": {"num_hidden_layers": 4},
     "Glm4MoeLiteForCausalLM": {"num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    **{
+        f"Qwen3{name}ForCausalLM": {
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        }
+        for name in ("Next", "_5", "_5Moe")
+    },
 }
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -54,6 +61,13 @@ def free(monkeypatch) -> None:
 def target(tiny_model, tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("target")
     write_model(tiny_model("Glm4MoeForCausalLM", **LONGER["Glm4MoeForCausalLM"]), folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def recurrent(tiny_model, tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("recurrent")
+    write_model(tiny_model("Qwen3_5ForCausalLM", **LONGER["Qwen3_5ForCausalLM"]), folder)
     return str(folder)
 
 
@@ -84,7 +98,8 @@ def recorded_logits(monkeypatch) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("architecture", "own", "ranks"),
     [(architecture, False, 1) for architecture in LONGER]
-    + [("Glm4MoeForCausalLM", True, 1), ("Glm4MoeForCausalLM", False, 2), ("DeepseekV3ForCausalLM", True, 2)],
+    + [("Glm4MoeForCausalLM", True, 1), ("Glm4MoeForCausalLM", False, 2), ("DeepseekV3ForCausalLM", True, 2)]
+    + [("Qwen3NextForCausalLM", False, 2)],
 )
 def test_the_chain_is_that_of_transformers_layer(architecture, own, ranks, tiny_model, tmp_path, monkeypatch):
     reference = write_model(tiny_model(architecture, **LONGER[architecture]), tmp_path, own)
@@ -125,17 +140,27 @@ def know(monkeypatch, expected: list) -> None:
     monkeypatch.setattr(Part, "append", append)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_layer_changes_no_answer(target, expected, mode, monkeypatch):
-    functions = mode != "ranks"
-    plain = expected if functions else answers(LLM(target, dtype="float32", max_model_len=128), functions=False)
-    know(monkeypatch, plain)
-    llm = drafting(target, **MODES[mode])
-    assert answers(llm, functions) == plain
+def check_answers(folder: str, mode: str, expected: list, monkeypatch) -> None:
+    """The answers with the layer are ``expected``."""
+    know(monkeypatch, expected)
+    llm = drafting(folder, **MODES[mode])
+    assert answers(llm, mode != "ranks") == expected
     drafts = llm.engine.stats.drafts
     assert drafts.drafts > drafts.accepted > 20
     if mode == "preempted":
         assert llm.engine.stats.preemptions > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_layer_changes_no_answer(target, expected, mode, monkeypatch):
+    if mode == "ranks":
+        expected = answers(LLM(target, dtype="float32", max_model_len=128), functions=False)
+    check_answers(target, mode, expected, monkeypatch)
+
+
+@pytest.mark.parametrize("mode", ["chunked", "preempted", "prefix"])
+def test_the_layer_of_a_recurrent_model_changes_no_answer(mode, recurrent, monkeypatch):
+    check_answers(recurrent, mode, answers(LLM(recurrent, dtype="float32", max_model_len=128)), monkeypatch)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -168,11 +193,13 @@ def test_its_memory_and_its_layers_are_in_the_startup_table(target):
     assert "model.layers.3" in LLM(target, dtype="float32").engine.facts["left out"]
 
 
-@pytest.mark.parametrize("method", ["weight_only_int8", "gptq"])
-def test_quantized_checkpoints_keep_the_layer(method, target, tmp_path, monkeypatch):
-    folder, ids = tmp_path / "quantized", tmp_path / "ids.txt"
+@pytest.mark.parametrize(
+    ("kind", "method"), [("target", "weight_only_int8"), ("target", "gptq"), ("recurrent", "gptq")]
+)
+def test_quantized_checkpoints_keep_the_layer(kind, method, tmp_path, monkeypatch, request):
+    source, folder, ids = request.getfixturevalue(kind), tmp_path / "quantized", tmp_path / "ids.txt"
     ids.write_text("\n".join(" ".join(str(3 + (7 * row + at) % 300) for at in range(32)) for row in range(8)))
-    quantize_checkpoint(QuantizeOptions(target, str(folder), method, token_ids=ids, seqlen=32, evaluate=False))
+    quantize_checkpoint(QuantizeOptions(source, str(folder), method, token_ids=ids, seqlen=32, evaluate=False))
     logits = recorded_logits(monkeypatch)
     plain = tokens_of(LLM(str(folder), dtype="float32", max_model_len=128, cpu_math="exact"))
     assert tokens_of(drafting(folder, cpu_math="exact")) == plain and logits

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from aiakq.errors import error
 from aiakq.formats.model_folder import read_json
-from aiakq.runtime.config.speech import SpeechConfig
+from aiakq.runtime.config.speech import SpectrogramConfig
 from aiakq.runtime.protocol.media import MediaItem, TensorRecord, media_key
 
 Samples = NDArray[np.float32]
 #: Samples per second.
 RATE = 16000
-#: Keys of preprocessor_config.json -> the only values that are computed; None: checked otherwise, or without an effect.
+#: Keys of a feature extractor -> the only values that are computed; None: checked otherwise, or without an effect.
 _KEYS: Mapping[str, tuple[object, ...] | None] = {
     "sampling_rate": (RATE,),
     "padding_value": (0, 0.0),
@@ -38,11 +38,11 @@ _BLOCK = 3000
 class Spectrogram:
     """The log-mel spectrogram of Whisper (Radford et al. 2022, arXiv:2212.04356, section 2.2)."""
 
-    def __init__(self, config: SpeechConfig) -> None:
+    def __init__(self, config: SpectrogramConfig) -> None:
         """Raises ``processor_key_unsupported`` for settings that are not computed, and ``model_malformed`` for those
         that are not the model's.
         """
-        settings = _settings(Path(config.folder))
+        file, settings = _settings(Path(config.folder))
         self._hop, self._width = settings["hop_length"], settings["n_fft"]
         self.num_states = config.num_states
         #: Samples of a window.
@@ -53,7 +53,7 @@ class Spectrogram:
                 f"a window has {stated[0]} x {stated[1]} numbers, and config.json says {config.num_bins} x "
                 f"{config.num_frames}"
             )
-            raise error("model_malformed", file="preprocessor_config.json", reason=reason)
+            raise error("model_malformed", file=file, reason=reason)
         self._filters = _mel_filters(self._width, config.num_bins)
         # Periodic, as torch.hann_window is.
         self._window = np.hanning(self._width + 1)[:-1]
@@ -83,6 +83,10 @@ class Spectrogram:
         """
         return window_of(spectrogram, first, self.num_states)
 
+    def frames(self, num_samples: int) -> int:
+        """Return the number of frames whose first sample is one of ``num_samples``, as the masks of transformers."""
+        return -(-num_samples // self._hop)
+
     def content(self, samples: Samples) -> int:
         """Return the number of frames of the spectrogram of samples [N] that are not silence behind them."""
         return max(1, len(samples) // self._hop)
@@ -97,12 +101,9 @@ def window_of(spectrogram: NDArray[np.float32], first: int, num_states: int) -> 
     return MediaItem("audio", media_key("audio", tensors), [], tensors, num_states=num_states)
 
 
-def _settings(folder: Path) -> dict[str, int]:
-    """Return the sizes in preprocessor_config.json. Raises as ``Spectrogram``."""
-    name = "preprocessor_config.json"
-    if not (folder / name).is_file():
-        raise error("model_incomplete", path=folder, missing=f"{name} is missing")
-    stated: dict[str, Any] = read_json(folder / name, name)
+def _settings(folder: Path) -> tuple[str, dict[str, int]]:
+    """Return the sizes of the feature extractor, and their file. Raises as ``Spectrogram``."""
+    name, stated = _extractor_config(folder)
     for key, value in stated.items():
         allowed = _KEYS.get(key)
         if key not in _KEYS or (allowed is not None and value not in allowed):
@@ -112,7 +113,21 @@ def _settings(folder: Path) -> dict[str, int]:
     for key, value in sizes.items():
         if type(value) is not int or not 0 < value < 2**16:
             raise error("model_malformed", file=name, reason=f"{key} is {value!r:.64}")
-    return sizes
+    return name, sizes
+
+
+def _extractor_config(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the file of the feature extractor and its settings: the processor's, as transformers 5 writes it, else
+    that of the extractor alone. Raises ``model_incomplete`` and ``model_malformed``.
+    """
+    name, processor = "preprocessor_config.json", "processor_config.json"
+    if (folder / processor).is_file():
+        stated = read_json(folder / processor, processor).get("feature_extractor")
+        if isinstance(stated, Mapping):
+            return processor, stated
+    if not (folder / name).is_file():
+        raise error("model_incomplete", path=folder, missing=f"{name} is missing")
+    return name, read_json(folder / name, name)
 
 
 def _mel_filters(width: int, bins: int) -> NDArray[np.float64]:

@@ -10,8 +10,8 @@ import pytest
 from speech_models import RATE, sound
 
 from aiakq.errors import AiakqError
-from aiakq.runtime.speech import audio_files
-from aiakq.runtime.speech.audio_files import as_samples, decode_audio
+from aiakq.runtime.multimodal import audio_files
+from aiakq.runtime.multimodal.audio_files import as_samples, decode_audio
 
 soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed: pip install 'aiakq[audio]'")
 

@@ -5,12 +5,14 @@ with the first one.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aiakq.errors import AiakqError, error, first_line
-from aiakq.runtime.speech.features import RATE, Samples
+from aiakq.runtime.multimodal.spectrogram import RATE, Samples
 
 #: Formats that are read: those of the web and of recorders.
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "AIFF")
@@ -27,6 +29,8 @@ def decode_audio(data: bytes, param: str) -> Samples:
     Raises ``media_refused``, and ``no_soundfile`` without the packages that read it.
     """
     soundfile, _ = load_packages()
+    if len(data) > MAX_FILE_BYTES:
+        raise refused(param, f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.format not in FORMATS:
@@ -64,6 +68,28 @@ def as_samples(audio: Any, rate: int, param: str) -> Samples:
         return mono
     resampled: Samples = load_packages()[1].resample(mono, rate, RATE)
     return resampled
+
+
+def samples_of(audio: Any, param: str) -> Samples:
+    """Return the samples [N] at 16 kHz of a path, the bytes of a file, samples, or (samples, rate).
+
+    Raises ``media_refused`` and ``invalid_type``.
+    """
+    if isinstance(audio, (str, Path)):
+        path = Path(audio)
+        if not path.is_file():
+            raise refused(param, f"there is no file {str(path)!r:.200}")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise refused(param, f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
+        return decode_audio(path.read_bytes(), param)
+    if isinstance(audio, bytes):
+        return decode_audio(audio, param)
+    if isinstance(audio, tuple) and len(audio) == 2:
+        return as_samples(audio[0], audio[1], param)
+    if isinstance(audio, np.ndarray) or isinstance(audio, Sequence) or hasattr(audio, "__array__"):
+        return as_samples(audio, RATE, param)
+    reason = f"a path, bytes, samples or (samples, rate) is expected, not {type(audio).__name__:.64}"
+    raise error("invalid_type", param=param, reason=reason)
 
 
 def _check(rate: int, channels: int, param: str) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from speech_models import BINS, FRAMES, GENERATION, RATE, sound
+from speech_models import BINS, DE, FRAMES, GENERATION, NO_TIMESTAMPS, RATE, TRANSCRIBE, sound
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.speech import SpeechConfig, SpeechTokens
-from aiakq.runtime.speech.features import Spectrogram
+from aiakq.runtime.multimodal.spectrogram import Spectrogram
 
 SETTINGS = {"feature_size": BINS, "sampling_rate": RATE, "hop_length": 160, "chunk_length": 1, "n_fft": 400}
 
@@ -23,7 +23,7 @@ def spectrogram(tmp_path):
     def make(**settings) -> Spectrogram:
         (tmp_path / "preprocessor_config.json").write_text(json.dumps({**SETTINGS, **settings}))
         (tmp_path / "generation_config.json").write_text(json.dumps(GENERATION))
-        tokens = SpeechTokens.read(tmp_path, 400)
+        tokens = SpeechTokens.read(tmp_path, 400, {})
         return Spectrogram(
             SpeechConfig(folder=str(tmp_path), raw={}, tokens=tokens, num_states=FRAMES // 2, num_bins=BINS)
         )
@@ -41,6 +41,16 @@ def test_it_is_that_of_transformers(spectrogram, tmp_path, seconds):
     expected = extractor(samples, sampling_rate=RATE, truncation=False, padding=padding, return_tensors="np")
     found = made.of(samples)
     assert found.dtype == np.float32 and np.abs(found - expected.input_features[0]).max() < 1e-5
+
+
+def test_the_file_of_a_processor_comes_first(spectrogram, tmp_path):
+    """Transformers 5 writes the settings of the feature extractor into it."""
+    stated = {"feature_extractor": SETTINGS, "processor_class": "WhisperProcessor"}
+    (tmp_path / "processor_config.json").write_text(json.dumps(stated))
+    assert spectrogram(n_fft=200).of(sound(0.1)).shape == (BINS, FRAMES)
+    (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": {**SETTINGS, "dither": 0.1}}))
+    with pytest.raises(AiakqError, match=r"processor_config\.json.*dither"):
+        spectrogram()
 
 
 def test_windows_end_with_zeros(spectrogram):
@@ -77,9 +87,34 @@ def test_other_settings_are_refused(spectrogram, settings, words):
         ({"suppress_tokens": [-1]}, "suppress_tokens"),
         ({"lang_to_id": {"<|en|>": "a"}}, "lang_to_id"),
         ({"begin_suppress_tokens": [4000]}, "4000"),
+        ({"language": "klingon"}, "klingon"),
+        ({"language": ["de", "en"]}, "language"),
+        ({"forced_decoder_ids": [[1, 40]]}, "40 where lang_to_id has a language"),
+        ({"forced_decoder_ids": 7}, "forced_decoder_ids"),
     ],
 )
 def test_damaged_tokens_are_refused(tmp_path, changes, words):
     (tmp_path / "generation_config.json").write_text(json.dumps({**GENERATION, **changes}))
     with pytest.raises(AiakqError, match=words):
-        SpeechTokens.read(Path(tmp_path), 400)
+        SpeechTokens.read(Path(tmp_path), 400, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "language"),
+    [
+        ({}, {}, None),
+        ({"language": "de"}, {}, "de"),
+        ({"language": "<|de|>", "task": "transcribe"}, {}, "de"),
+        ({"language": "German"}, {}, "de"),
+        ({"forced_decoder_ids": [[1, DE], [2, TRANSCRIBE]]}, {}, "de"),
+        ({"forced_decoder_ids": [[1, None], [2, TRANSCRIBE]]}, {"forced_decoder_ids": [[1, DE]]}, None),
+        ({"forced_decoder_ids": None}, {"forced_decoder_ids": [[1, DE]]}, "de"),
+        ({"task": "transcribe"}, {"forced_decoder_ids": [[1, DE]]}, None),
+        ({"is_multilingual": False}, {"forced_decoder_ids": [[1, NO_TIMESTAMPS]]}, None),
+    ],
+)
+def test_files_of_fine_tuned_models_fix_the_language(tmp_path, changes, config, language):
+    (tmp_path / "generation_config.json").write_text(json.dumps({**GENERATION, **changes}))
+    tokens = SpeechTokens.read(Path(tmp_path), 400, config)
+    assert tokens.language == language
+    assert bool(tokens.languages) == bool(tokens.tasks) == ("is_multilingual" not in changes)
