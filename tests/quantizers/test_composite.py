@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import audio_models
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -129,6 +130,27 @@ def test_an_image_passes_through_the_towers_of_the_original(
         answers = [model(input_ids=prompt, pixel_values=pixels).logits.log_softmax(-1) for model in models]
     assert torch.equal(*features)
     assert 0 < float((answers[0] - answers[1]).abs().max()) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2_audio", "voxtral"])
+def test_a_quantized_model_hears_what_transformers_hears(
+    kind: str, quantize: Callable[..., Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    source, out = audio_models.save_audio_model(kind, tmp_path / "model"), tmp_path / "out"
+    quantize(source, out, "weight_only_int8")
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=0)
+    prompt = {"prompt": f"a{audio_models.MARKS[kind]}b", "multi_modal_data": {"audio": audio_models.sound(0.7, 1)}}
+    given: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 128, "cpu_math": "exact"}
+    llm = LLM(str(out), **given, num_gpu_blocks_override=40)
+    [output] = llm.generate([prompt], params, use_tqdm=False)
+    ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+    expected = audio_models.reference_logprobs(out, kind, ids, [audio_models.sound(0.7, 1)])
+    for at, step in enumerate(output.outputs[0].logprobs, len(output.prompt_token_ids) - 1):
+        assert abs(step[ids[at + 1]].logprob - float(expected[at, ids[at + 1]])) < 1e-4
+    original = audio_models.reference_logprobs(source, kind, ids, [audio_models.sound(0.7, 1)])
+    assert 0 < float((original - expected).abs().max()) < 0.5
 
 
 @pytest.mark.slow

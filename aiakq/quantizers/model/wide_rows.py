@@ -4,7 +4,6 @@ that everything else sees hidden states [B, T, n * hidden] like those of other m
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +13,8 @@ def widen(blocks: nn.ModuleList) -> None:
     """Let the blocks of a model whose tokens have several hidden states take and return them side by side."""
     for block in blocks:
         if states_of(block) > 1:
-            block.__class__ = _wide(type(block))
+            own = type(block)
+            block.__class__ = _WIDE.setdefault(own, _wide(own))
 
 
 def states_of(block: nn.Module) -> int:
@@ -35,7 +35,10 @@ def apart(x: Tensor, block: nn.Module) -> Tensor:
     return x if n == 1 else x.unflatten(-1, (n, -1)).permute(2, 0, 1, 3).contiguous()
 
 
-@cache
+#: Class of a block -> the same with hidden states side by side.
+_WIDE: dict[type[nn.Module], type[nn.Module]] = {}
+
+
 def _wide(cls: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         states: Tensor = cls.forward(self, apart(hidden_states, self), *args, **kwargs)

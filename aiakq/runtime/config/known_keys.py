@@ -87,6 +87,7 @@ _FIXED: Mapping[str, tuple[object, ...]] = {
     "rotary_pct": (1.0,),
     "rotary_emb_base": (10000,),
     "use_rotary": (True,),
+    "use_mrope": (False,),  # of Qwen's authors: one position for each token
     "rope_interleaved": (False,),
     "norm_type": ("rms_norm", "rmsnorm", "RMSNorm"),
     "chunk_size_feed_forward": (0,),

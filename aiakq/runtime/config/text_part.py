@@ -34,6 +34,14 @@ _TEXT_MODELS = {
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
+#: model_type of files -> values of transformers' class of the outer model that a ``text_config`` may leave out.
+_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "voxtral": {
+        **{"vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30},
+        **{"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-05},
+        "rope_theta": 1e8,
+    }
+}
 #: model_type of files whose keys of the language model are not in a ``text_config`` but beside ``vision_config``.
 _FLAT = ("qwen2_vl", "qwen2_5_vl")
 #: Keys of such files that are not the language model's.
@@ -96,6 +104,10 @@ def text_part(raw: Mapping[str, Any]) -> dict[str, object]:
         return dict(raw)
     kind = text_kind(raw)
     inside = {name: raw[name] for name in raw if name not in _OUTER} if _is_flat(raw) else dict(raw["text_config"])
+    defaults = dict(_DEFAULTS.get(str(raw.get("model_type")), {}))
+    if isinstance(rope := inside.get("rope_parameters"), dict) and "rope_theta" in rope:
+        defaults.pop("rope_theta", None)
+    inside = {**defaults, **inside}
     inside["model_type"] = kind
     text = _completed(kind, inside)
     if kind == "qwen3_vl_moe_text" and not text.setdefault("norm_topk_prob", True):

@@ -141,6 +141,12 @@ def _is_known_inside(key: str, value: object, inside: Mapping[str, Any], encoder
     """Whether a key of an encoder's config is read, or makes no difference."""
     if key in _ALWAYS or _is_read(key, encoder):
         return True
+    known = {**_known(encoder), **inside}
+    heads = known.get("num_attention_heads")
+    if key == "num_key_value_heads":  # transformers' encoders have as many
+        return value == heads
+    if key == "head_dim":
+        return isinstance(value, int) and isinstance(heads, int) and value * heads == known.get("hidden_size")
     same = _SAME.get(key)
     if same is not None and same in _known(encoder):
         return bool(inside.get(same, _known(encoder)[same]) == value)

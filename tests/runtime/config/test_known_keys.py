@@ -312,3 +312,11 @@ def test_hostile_values_are_named(architecture: str) -> None:
                 ModelConfig.from_hf({**config, key: value})
             except AiakqError as problem:
                 assert len(str(problem)) < 600 and "\n" not in str(problem), (key, value)
+
+
+def test_a_switch_of_qwens_authors_is_read_if_it_is_off() -> None:
+    raw = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 2}
+    raw |= {"vocab_size": 320, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    assert ModelConfig.from_hf({**raw, "use_mrope": False}).num_layers == 2
+    with pytest.raises(AiakqError, match="use_mrope = True"):
+        ModelConfig.from_hf({**raw, "use_mrope": True})

@@ -14,6 +14,7 @@ from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.config.text_part import text_part
 from aiakq.runtime.inspect.inspection import inspect_checkpoint
 
 PROMPTS = [[5, 9, 40], list(range(10, 60)), [7] * 17]
@@ -156,3 +157,17 @@ def test_experts_of_qwen3_vl_are_normalized():
     assert config.architecture == "Qwen3MoeForCausalLM" and config.raw["norm_topk_prob"] is True
     with pytest.raises(AiakqError, match="norm_topk_prob is false"):
         ModelConfig.from_hf({**raw, "text_config": {**text, "norm_topk_prob": False}})
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 7e5}}]
+)
+def test_values_that_a_text_part_of_voxtral_leaves_out_are_those_of_transformers(given):
+    from transformers import VoxtralConfig
+
+    raw = {"model_type": "voxtral", "text_config": {"model_type": "llama", **given}, "audio_config": {}}
+    expected = VoxtralConfig(**raw).text_config.to_dict()
+    found = text_part(raw)
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "rms_norm_eps")
+    for name in (*names, "intermediate_size", "max_position_embeddings", "num_attention_heads", "rope_parameters"):
+        assert found[name] == expected[name], name

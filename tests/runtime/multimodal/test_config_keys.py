@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from published_audio_configs import CONFIGS as AUDIO_CONFIGS
 from published_image_configs import CONFIGS, PROCESSORS
 from vision_models import image_processor_of
 
@@ -29,6 +30,20 @@ def changed(name: str, **values: Any) -> dict[str, Any]:
     raw = copy.deepcopy(CONFIGS[name])
     raw["vision_config"] |= values
     return raw
+
+
+@pytest.mark.parametrize("name", AUDIO_CONFIGS)
+def test_published_configs_of_models_that_hear_are_understood(name):
+    from aiakq.runtime.config.model import ModelConfig
+
+    raw = AUDIO_CONFIGS[name]
+    assert refusal_of(raw) == ""
+    assert ModelConfig.from_hf(raw).vocab_size == raw["vocab_size"]
+    reason = refusal_of({**raw, "projector_kind": "resampler"})
+    assert reason.startswith("config.json has projector_kind = 'resampler', and transformers' ")
+    for key, value in {"num_register_tokens": 4, "num_key_value_heads": 5, "head_dim": 65}.items():
+        reason = refusal_of({**raw, "audio_config": raw["audio_config"] | {key: value}})
+        assert reason.startswith(f"config.json has audio_config.{key} = {value}, and transformers' ")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
