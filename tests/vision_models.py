@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ _TEXT = {
 TEMPLATE = (
     "{% for message in messages %}<s>{{ message['role'] }}: "
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}PLACEHOLDER{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}\n"
+    "{% if part['type'] == 'image' %}PLACEHOLDER{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|>"
+    "<|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}\n"
     "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
@@ -267,7 +269,15 @@ def save_vision_model(kind: str, folder: Path) -> Path:
     model.save_pretrained(folder)
     tokenizer_of(kind).save_pretrained(folder)
     image_processor_of(kind).save_pretrained(folder)
+    if kind in QWEN:
+        size = {"shortest_edge": 64, "longest_edge": 4096}
+        (folder / "video_preprocessor_config.json").write_text(json.dumps({"patch_size": 4, "size": size}))
     return folder
+
+
+def random_video(seed: int, frames: int = 6, width: int = 16, height: int = 24) -> Any:
+    """Frames of noise [frames, height, width, 3]."""
+    return np.random.default_rng(seed).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
 
 
 def random_image(seed: int, width: int = 30, height: int = 20) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Arguments of models that read images or audio. Standard library only."""
+"""Arguments of models that read images, videos or audio. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from aiakq.arguments.argument import argument
 
 @dataclass(frozen=True, kw_only=True)
 class MultimodalArguments:
-    """Images and audios in prompts."""
+    """Images, videos and audios in prompts."""
 
     limit_mm_per_prompt: dict[str, object] | None = argument(
         None,
-        'Maximum number of images and audios in a prompt, as a JSON object: {"image": 4, "audio": 2}. 999 if not '
-        "given; 0 refuses them.",
+        'Maximum number of images, videos and audios in a prompt, as a JSON object: {"image": 4, "video": 1}. 999 if '
+        "not given; 0 refuses them.",
     )
     mm_processor_kwargs: dict[str, object] | None = argument(
-        None, "Arguments of the model's image processor in transformers, such as size, as a JSON object."
+        None,
+        "Arguments of the model's image and video processors in transformers, such as size or fps, as a JSON object.",
+    )
+    media_io_kwargs: dict[str, object] | None = argument(
+        None,
+        'How files of videos are read, as a JSON object: {"video": {"num_frames": 32, "fps": 1}}. Of an animated file, '
+        "num_frames are read at even distances, at most fps in a second, and all with -1; frames that come as files "
+        "are fps in a second, 1 if not given.",
     )
     language_model_only: bool = argument(
         False,

@@ -204,7 +204,7 @@ NEWER: tuple[Unsupported, ...] = (
     *no_effect(_GRAPHS, "performance_mode =balanced", "jit_monitor_mode =warn"),
     *no_effect_switch(_GRAPHS, "jit_monitor_verbose"),
     # --- images and sound ---------------------------------------------------------------------------------------
-    *no_effect(_PILLOW, "media_io_kwargs", "mm_processor_device =auto"),
+    *no_effect(_PILLOW, "mm_processor_device =auto"),
     *no_effect_switch(_PILLOW, "mm_device_do_normalize =True"),
     *no_effect(
         "embeddings of images are kept, by their content, and not the pixels that they were computed from",

@@ -113,6 +113,7 @@ SHOWN_BY = {
     "lora_dtype": "test_adapters_may_be_stored_in_fewer_bits",
     "limit_mm_per_prompt": "test_refused_images",
     "mm_processor_kwargs": "test_processor_arguments_change_the_image",
+    "media_io_kwargs": "test_files_are_read_as_the_arguments_say",
     "language_model_only": "test_without_the_encoder_images_are_refused_and_text_is_not",
     "allowed_local_media_path": "test_files_are_read_in_the_allowed_folder_only",
     "allowed_media_domains": "test_images_are_fetched_from_allowed_hosts_only",

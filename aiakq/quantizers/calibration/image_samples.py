@@ -148,7 +148,7 @@ def _prompt(tokenizer: object, image_token: str, row: _Row) -> list[int]:
     messages: list[dict[str, object]] = [{"role": "user", "content": parts}]
     if row.answer:
         messages.append({"role": "assistant", "content": row.answer})
-    prompt = tokenizer.chat_prompt(messages, add_generation_prompt=not row.answer, placeholder=image_token)
+    prompt = tokenizer.chat_prompt(messages, add_generation_prompt=not row.answer, placeholders={"image": image_token})
     return tokenizer.encode(prompt, add_special_tokens=False)
 
 

@@ -1,4 +1,4 @@
-"""MultimodalConfig: whether a checkpoint's images or audios are computed, and how. No torch.
+"""MultimodalConfig: whether a checkpoint's images and videos, or audios are computed, and how. No torch.
 
 That of models that transcribe audio is in speech.py.
 """
@@ -17,6 +17,7 @@ from aiakq.runtime.config.speech import SpectrogramConfig
 from aiakq.runtime.config.speech import SpeechConfig as SpeechConfig
 from aiakq.runtime.config.speech import transcribes_audio as transcribes_audio
 from aiakq.runtime.config.text_part import with_text_config
+from aiakq.runtime.config.video_reading import VideoReading
 from aiakq.runtime.protocol.media import AUDIO_ARCHITECTURES, IMAGE_ARCHITECTURES, MAX_ITEMS, PLURALS, MediaKind
 
 #: Tokens of media whose embeddings are kept at most; those of one prompt have to fit.
@@ -56,6 +57,10 @@ class MultimodalConfig:
     media_path      folder of files that file:// URLs may name; None for none.
     domains         hosts from which media are fetched; empty for every public one.
     refusal         why they are refused; "" if they are read.
+    max_videos      videos per prompt, beside images.
+    video_token_id  the token that stands for a part of a video.
+    video_reading   how files of videos are read.
+    video_refusal   why videos are refused; "" if they are read.
     """
 
     architecture: str
@@ -68,6 +73,10 @@ class MultimodalConfig:
     media_path: str | None = None
     domains: tuple[str, ...] = ()
     refusal: str = ""
+    max_videos: int = 0
+    video_token_id: int = -1
+    video_reading: VideoReading = VideoReading()
+    video_refusal: str = "videos are not read"
 
     @property
     def part(self) -> str:
@@ -110,7 +119,7 @@ class MultimodalConfig:
         raw              config.json.
         has_draft_model  whether another model proposes draft tokens.
         """
-        limits = media_limits(args.limit_mm_per_prompt or {})
+        limits, reading = media_limits(args.limit_mm_per_prompt or {}), VideoReading.from_argument(args.media_io_kwargs)
         raw = with_text_config(raw)
         kinds = [kind for kind in _KEYS if isinstance(raw.get(_KEYS[kind][0]), dict)]
         if not (isinstance(raw.get("text_config"), dict) and kinds):
@@ -127,7 +136,10 @@ class MultimodalConfig:
         refusal = _refusal(args, kind, architecture, has_draft_model)
         if not refusal and type(token) is not int:
             refusal = f"config.json has no {name}"
-        if not refusal and not limits[kind]:
+        video_refusal, video_token = _video_refusal(architecture, limits["video"]), raw.get("video_token_id")
+        if not video_refusal and type(video_token) is not int:
+            video_refusal = "config.json has no video_token_id"
+        if not refusal and not limits[kind] and video_refusal:
             refusal = "--limit-mm-per-prompt allows none"
         return MultimodalConfig(
             architecture=architecture,
@@ -140,13 +152,17 @@ class MultimodalConfig:
             media_path=args.allowed_local_media_path,
             domains=tuple(args.allowed_media_domains or ()),
             refusal=refusal,
+            max_videos=limits["video"],
+            video_token_id=video_token if type(video_token) is int else -1,
+            video_reading=reading,
+            video_refusal=video_refusal,
         )
 
 
 def media_limits(given: Mapping[str, object]) -> dict[str, int]:
     """Return the items of each kind per prompt of --limit-mm-per-prompt. Raises ``bad_option``.
 
-    A limit may be an object with ``count``, as in vLLM. That of videos has no effect.
+    A limit may be an object with ``count``, as in vLLM.
     """
     found: dict[str, int] = dict.fromkeys(PLURALS, MAX_ITEMS)
     for kind, value in given.items():
@@ -161,6 +177,14 @@ def media_limits(given: Mapping[str, object]) -> dict[str, int]:
             )
         found[kind] = count
     return found
+
+
+def _video_refusal(architecture: str, max_videos: int) -> str:
+    """Return why videos of a checkpoint are refused, although its images are read; "" if they are."""
+    if architecture not in _GRIDS:
+        known = ", ".join(name.removesuffix("ForConditionalGeneration") for name in _GRIDS)
+        return f"videos of {architecture:.64} are not computed; those of {known} are"
+    return "" if max_videos else "--limit-mm-per-prompt allows no videos"
 
 
 def _refusal(args: EngineArguments, kind: MediaKind, architecture: str, has_draft_model: bool) -> str:

@@ -94,7 +94,7 @@ class AudioPreprocessor(MediaPreprocessor):
         super().__init__(config, tokenizer, config.token_id)
         self._family = FAMILIES[config.architecture](_completed(config), Spectrogram(config.spectrogram))
         before, behind = self._family.around
-        self.placeholder_text = f"{before}{self.placeholder}{behind}"
+        self.placeholder_texts = {"audio": f"{before}{self.placeholder}{behind}"}
 
     def _processed(self, media: Samples | bytes, param: str) -> Processed:
         """See ``MediaPreprocessor``."""

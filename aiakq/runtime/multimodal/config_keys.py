@@ -34,8 +34,8 @@ _ENCODER: Mapping[str, str] = {
     "use_base_siglip": "it names the encoder that the training began with",
     "is_composition": "it is a property of transformers' class",
     "*_token_id": "an encoder of images has no vocabulary",
-    "video_*": "videos are refused",
-    "tokens_per_second": "videos are refused",
+    "video_*": "videos are refused then",
+    "tokens_per_second": "videos are refused then",
 }
 #: Patterns of keys without effect in a language model that may have one in an encoder, such as num_register_tokens.
 _DOUBTFUL = ("*_tokens", "*_token", "*kernel*", "*chunk_size*", "max_position", "*_ctx", "max_text_positions")
@@ -45,10 +45,10 @@ _SAME: Mapping[str, str] = {"in_chans": "in_channels", "spatial_patch_size": "pa
 _OUTER: Mapping[str, str] = {
     "image_seq_length": "it follows from the sizes of the encoder",
     "image_seq_len": "it follows from the sizes of the encoder",
-    "video_*": "videos are refused",
+    "video_*": "videos are refused then",
 }
-#: Keys of an image processor without effect -> why.
-_PROCESSOR: Mapping[str, str] = {
+#: Keys of a processor without effect -> why.
+HARMLESS_PROCESSOR_KEYS: Mapping[str, str] = {
     "processor_class": "it is a name",
     "_processor_class": "it is a name",
     "image_processor_type": "it is a name",
@@ -57,9 +57,13 @@ _PROCESSOR: Mapping[str, str] = {
     "_valid_processor_keys": "it lists names of arguments",
     "use_fast": "the implementation with Pillow is used everywhere",
     "image_processor": "an image processor has none inside",
-    "*video*": "videos are refused",
-    "*fps*": "videos are refused",
-    "*frames*": "videos are refused",
+}
+#: The same of an image processor.
+_PROCESSOR: Mapping[str, str] = {
+    **HARMLESS_PROCESSOR_KEYS,
+    "*video*": "it is the video processor's",
+    "*fps*": "it is the video processor's",
+    "*frames*": "it is the video processor's",
 }
 #: Arguments of image processors that are no user's choice: the encoder reads one layout of patches only.
 _FIXED = frozenset(
@@ -102,6 +106,19 @@ def refused_key(config: MultimodalConfig) -> str:
     return next(_unknown_rotary(inside, part), "")
 
 
+def refused_video_key(config: MultimodalConfig) -> str:
+    """Return why the keys of config.json do not allow to compute videos, although they do images; "" if they do."""
+    from transformers import CONFIG_MAPPING
+
+    family = CONFIG_MAPPING[str(config.raw["model_type"])]
+    parts = (("", config.raw, family), ("vision_config.", config.raw["vision_config"], type(family().vision_config)))
+    for place, values, kind in parts:
+        for key, value in values.items():
+            if _matches(key, ("video_*", "tokens_per_second")) and not _is_read(key, kind):
+                return _refusal(f"{place}{key}", value, f"transformers' {kind.__name__} has no such key")
+    return ""
+
+
 def _refusal(key: str, value: object, reason: str) -> str:
     return (
         f"config.json has {key:.80} = {value!r:.64}, and {reason}; "
@@ -111,7 +128,7 @@ def _refusal(key: str, value: object, reason: str) -> str:
 
 def _is_known_outside(key: str, value: object, raw: Mapping[str, Any], family: type) -> bool:
     """Whether a key of the top level is read, or makes no difference."""
-    if key in _ALWAYS or _is_read(key, family) or _effectless(key, value, _OUTER):
+    if key in _ALWAYS or _is_read(key, family) or is_effectless(key, value, _OUTER):
         return True
     # Versions of transformers have written the keys of the language model twice; those of text_config count.
     text = raw["text_config"]
@@ -133,10 +150,11 @@ def _is_known_inside(key: str, value: object, inside: Mapping[str, Any], encoder
     same = _SAME.get(key)
     if same is not None and same in _known(encoder):
         return bool(inside.get(same, _known(encoder)[same]) == value)
-    return _effectless(key, value, _ENCODER)
+    return is_effectless(key, value, _ENCODER)
 
 
-def _effectless(key: str, value: object, listed: Mapping[str, str]) -> bool:
+def is_effectless(key: str, value: object, listed: Mapping[str, str]) -> bool:
+    """Whether a key makes no difference: it is among ``listed``, patterns, or one that nowhere has an effect."""
     if _matches(key, listed) or known_keys.is_off(key, value):
         return True
     return known_keys.without_effect(key) is not None and not _matches(key, _DOUBTFUL)
@@ -188,19 +206,22 @@ def check_processor_keys(processor: Any, folder: str) -> None:
         raise error("model_malformed", file=f"the image processor in '{folder}'", reason="it is no object")
     known = kind.valid_kwargs.__annotations__
     for key, value in stated.items():
-        if key not in known and not hasattr(kind, key) and not _effectless(key, value, _PROCESSOR):
+        if key not in known and not hasattr(kind, key) and not is_effectless(key, value, _PROCESSOR):
             raise _unread("the file of the image processor", key, value, kind)
     for key, value in processor_config(folder).items():
-        if key not in _DERIVED | TOKENS and not _effectless(key, value, _PROCESSOR):
+        if key not in _DERIVED | TOKENS and not is_effectless(key, value, _PROCESSOR):
             raise _unread("processor_config.json", key, value, kind)
 
 
-def check_processor_arguments(processor: Any, given: Mapping[str, object], own: Iterable[str]) -> None:
+def check_processor_arguments(
+    processor: Any, given: Mapping[str, object], own: Iterable[str], also: frozenset[str] = frozenset()
+) -> None:
     """Raise ``bad_option`` for an argument of ``--mm-processor-kwargs`` that the processor does not have, or that is
     set here.
 
     processor  transformers' image processor.
     own        arguments that the family sets.
+    also       those that another processor has, for the remedy.
     """
     kind = type(processor)
     fixed = _FIXED | frozenset(own)
@@ -208,7 +229,7 @@ def check_processor_arguments(processor: Any, given: Mapping[str, object], own: 
     for key in given:
         if key not in allowed:
             what = "is set by the model" if key in fixed else f"is no argument of {kind.__name__}"
-            hint = f"Remove it, or give one of {', '.join(allowed)}."
+            hint = f"Remove it, or give one of {', '.join(sorted({*allowed, *also}))}."
             raise bad_processor_arguments(given, f"{key[:64]!r} {what}", hint)
 
 

@@ -28,17 +28,27 @@ class TransformersEncoder:
 
     def __init__(self, hf: Any, kind: MediaKind, dtype: torch.dtype, device: torch.device, added_layers: int) -> None:
         """kind: of its media; added_layers: see ``MultimodalConfig``."""
-        self._features: Callable[..., Any] = hf.get_image_features if kind == "image" else audio_features(hf)
-        described = _inner(hf).get_image_features if kind == "image" else self._features
-        self._parameters = frozenset(inspect.signature(described).parameters)
+        # Kind of an item -> the function for it, and the same of the model inside, which lists its arguments.
+        functions: dict[MediaKind, tuple[Callable[..., Any], Callable[..., Any]]]
+        if kind == "audio":
+            functions = {"audio": (audio_features(hf),) * 2}
+        else:
+            inner = _inner(hf)
+            functions = {"image": (hf.get_image_features, inner.get_image_features)}
+            if hasattr(inner, "get_video_features"):
+                functions["video"] = (hf.get_video_features, inner.get_video_features)
+        self._functions = {
+            of: (function, frozenset(inspect.signature(described).parameters))
+            for of, (function, described) in functions.items()
+        }
         self._width = hf.config.text_config.hidden_size
         self._dtype, self._device, self._added_layers = dtype, device, added_layers
 
     @torch.inference_mode()
     def __call__(self, item: MediaItem) -> Tensor:
         """Return the embeddings of one item; see ``Encoder``."""
-        given = {name: self._tensor(tensor) for name, tensor in item.tensors.items() if name in self._parameters}
-        output = self._features(**given)
+        function, names = self._functions[item.kind]
+        output = function(**{name: self._tensor(tensor) for name, tensor in item.tensors.items() if name in names})
         features = getattr(output, "pooler_output", output)
         if not isinstance(features, Tensor):
             features = torch.cat([each.reshape(-1, each.shape[-1]) for each in features])

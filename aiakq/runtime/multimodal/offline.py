@@ -10,6 +10,7 @@ from aiakq.runtime.multimodal.audio_files import samples_of
 from aiakq.runtime.multimodal.images import as_rgb, is_image
 from aiakq.runtime.multimodal.loading import load_preprocessor
 from aiakq.runtime.multimodal.urls import MediaUrls
+from aiakq.runtime.multimodal.videos import listed_videos, video_of
 from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, MediaLimits
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
@@ -48,13 +49,13 @@ class OfflineMedia:
         Raises ``unsupported_parameter``, ``media_refused``, ``no_pillow``, ``no_soundfile``, ``no_tokenizer`` and
         ``model_malformed``.
         """
-        self._limits.check_count(len(media), media[-1].param)
+        self._limits.check_counts([each.kind for each in media], [each.param for each in media])
         read = [self._read(each) for each in media]
         ids, items = self.loaded().expanded(token_ids, read, [each.param for each in media], place)
         return Prompt(text, ids, media=items)
 
-    def in_conversation(self, messages: list[dict[str, object]]) -> tuple[list[MediaSource], str]:
-        """Return where the media of a conversation come from, and their placeholder where a prompt is text.
+    def in_conversation(self, messages: list[dict[str, object]]) -> tuple[list[MediaSource], dict[str, str]]:
+        """Return where the media of a conversation come from, and their placeholders by kind where a prompt is text.
 
         Raises as ``add``, and what ``MediaPart.source`` raises.
         """
@@ -62,9 +63,14 @@ class OfflineMedia:
         if media and self._limits.refusal:
             raise media[0].refused(self._limits.refusal)
         check_kind(media, self._limits.kind)
-        return [each.source() for each in media], self.loaded().placeholder_text if media else ""
+        sources = [each.source() for each in media]
+        self._limits.check_counts([each.kind for each in sources], [each.param for each in sources])
+        return sources, self.loaded().placeholder_texts if media else {}
 
     def _read(self, source: MediaSource) -> Any:
+        if source.kind == "video":
+            is_url = source.value is None
+            return self._urls.read_video(source.url, source.param) if is_url else video_of(source.value, source.param)
         if source.value is None:
             return self._urls.read(source.url, source.param)
         if self._limits.kind == "audio":
@@ -91,15 +97,24 @@ def media_of(prompt: Mapping[str, Any], place: str, kind: MediaKind) -> list[Med
     param = f"{place}.multi_modal_data"
     if not isinstance(data, Mapping):
         raise error("invalid_type", param=param, reason=f'a dict such as {{"{kind}": {kind}}} is expected')
+    kinds: tuple[MediaKind, ...] = ("image", "video") if kind == "image" else (kind,)
     for name, value in data.items():
-        if name != kind and value is not None and (not hasattr(value, "__len__") or len(value)):
-            reason = f"only {PLURALS[kind]} are read"
+        if name not in kinds and value is not None and (not hasattr(value, "__len__") or len(value)):
+            reason = f"only {' and '.join(PLURALS[each] for each in kinds)} are read"
             raise error("unsupported_parameter", param=f"{param}.{str(name)[:64]}", reason=reason)
-    media = data.get(kind)
-    if media is None:
-        return []
-    listed = list(media) if _is_several(media, kind) else [media]
-    return [MediaSource(f"{param}.{kind}[{number}]", value=each) for number, each in enumerate(listed)]
+    sources = []
+    for each in kinds:
+        media = data.get(each)
+        listed = [] if media is None else _listed(media, each)
+        sources += [MediaSource(f"{param}.{each}[{n}]", value=value, kind=each) for n, value in enumerate(listed)]
+    return sources
+
+
+def _listed(media: Any, kind: MediaKind) -> list[Any]:
+    """Return one or several items of a kind as a list."""
+    if kind == "video":
+        return listed_videos(media)
+    return list(media) if _is_several(media, kind) else [media]
 
 
 def _is_several(media: Any, kind: MediaKind) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeGuard
 
 from aiakq.runtime.models.decoder import Decoder
-from aiakq.runtime.multimodal.config_keys import refused_key
+from aiakq.runtime.multimodal.config_keys import refused_key, refused_video_key
 from aiakq.runtime.multimodal.encoder_files import encoder_bytes, encoder_refusal
 from aiakq.runtime.protocol.limits import TEXT_ONLY
 from aiakq.runtime.protocol.media import PLURALS, MediaLimits
@@ -33,7 +33,10 @@ def media_limits(config: EngineConfig, model: Model) -> MediaLimits:
         or refused_key(multimodal)
     ):
         return MediaLimits(refusal, kind=multimodal.kind)
-    return MediaLimits("", multimodal.max_items, config.scheduler.encoder_cache_tokens, multimodal.kind)
+    video_refusal = multimodal.video_refusal or refused_video_key(multimodal)
+    max_videos = 0 if video_refusal else multimodal.max_videos
+    most = config.scheduler.encoder_cache_tokens
+    return MediaLimits("", multimodal.max_items, most, multimodal.kind, max_videos, video_refusal)
 
 
 def media_read(config: EngineConfig, model: Model) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from aiakq.runtime.multimodal.images import refused
 from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, TensorRecord, media_key
@@ -13,6 +16,9 @@ from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, TensorRe
 if TYPE_CHECKING:
     from aiakq.runtime.config.multimodal import MultimodalConfig
     from aiakq.runtime.text.tokenizer import Tokenizer
+
+#: NumPy's names of dtypes -> those that ``TensorRecord`` has.
+_DTYPES = {"float32": "float32", "float64": "float32", "int64": "int64", "int32": "int64", "bool": "bool"}
 
 
 @dataclass(frozen=True)
@@ -23,12 +29,16 @@ class Processed:
     text     what takes the place of its placeholder, with a token for each embedding; "" for nothing but ``count`` of
              these tokens.
     grid     see ``MediaItem``.
+    times    see ``MediaItem``; they are a part of its key.
+    begins_alone  whether its text would be tokenized together with text before it.
     """
 
     tensors: dict[str, TensorRecord]
     text: str = ""
     count: int = 0
     grid: tuple[int, int] | None = None
+    times: list[int] = field(default_factory=list)
+    begins_alone: bool = False
 
 
 class MediaPreprocessor(ABC):
@@ -38,7 +48,7 @@ class MediaPreprocessor(ABC):
     kind              of the media.
     is_whole          see ``MediaItem``.
     placeholder       token of prompts that stands for an item.
-    placeholder_text  the same with the tokens around it, for chat templates that take no parts.
+    placeholder_texts  by kind, the same with the tokens around it, for chat templates that take no parts.
     """
 
     kind: ClassVar[MediaKind]
@@ -47,7 +57,9 @@ class MediaPreprocessor(ABC):
     def __init__(self, config: MultimodalConfig, tokenizer: Tokenizer, placeholder_id: int) -> None:
         self._token_id, self._placeholder_id = config.token_id, placeholder_id
         [self.placeholder] = tokenizer.raw_tokens([placeholder_id])
-        self.placeholder_text = self.placeholder
+        self.placeholder_texts = {str(self.kind): self.placeholder}
+        # Kind of an item -> its placeholder, and the token for a part of it.
+        self._tokens: dict[MediaKind, tuple[int, int]] = {self.kind: (placeholder_id, config.token_id)}
         self._tokenizer = tokenizer
         self._newlines = Newlines(tokenizer)
 
@@ -55,38 +67,63 @@ class MediaPreprocessor(ABC):
     def _processed(self, media: Any, param: str) -> Processed:
         """Preprocess a file, or what is decoded already; ``param`` is its name in errors. Raises ``media_refused``."""
 
+    def kind_of(self, media: Any) -> MediaKind:
+        """Return what ``media`` are."""
+        return self.kind
+
     def expanded(
         self, token_ids: Sequence[int], media: Sequence[Any], params: Sequence[str], prompt: str = "prompt"
     ) -> tuple[list[int], tuple[MediaItem, ...]]:
         """Return the tokens of a prompt with each placeholder replaced by the tokens of its item, and the items.
 
-        media   files; or images in RGB, or samples.
+        media   files; or images in RGB, videos, or samples; those of each kind in the order of their placeholders.
         params  their names in errors.
         prompt  that of the prompt.
 
         Raises ``media_refused`` for an item that is damaged or too large or that the model does not read, and unless
         there are as many placeholders.
         """
-        found, named = token_ids.count(self._placeholder_id), PLURALS[self.kind]
-        if self._placeholder_id != self._token_id and self._token_id in token_ids:
-            raise refused(prompt, f"it has the token {self._token_id}, which stands for a part of an {self.kind}")
-        if found != len(media):
-            raise refused(prompt, f"there are {len(media)} {named} for its {found} placeholders {self.placeholder}")
+        waiting = self._by_placeholder(token_ids, media, params, prompt)
         ids: list[int] = []
         items = []
         begin = 0
-        for each, param in zip(media, params, strict=True):
-            at = token_ids.index(self._placeholder_id, begin)
+        for at, token in enumerate(token_ids):
+            if token not in waiting:
+                continue
             ids += token_ids[begin:at]
-            processed = self._processed(each, param)
-            text, begin = processed.text, at + 1
+            each, param = waiting[token].popleft()
+            processed, kind, begin = self._processed(each, param), self.kind_of(each), at + 1
+            text, (_, token_id) = processed.text, self._tokens[kind]
+            if processed.begins_alone and ids and not self._newlines.ends_word(ids[-1]):
+                raise refused(param, f"text before a {kind} has to end with a line end or a special token")
             if text.endswith("\n"):  # a tokenizer has tokens for several line ends
                 text, begin = self._joined(text, ids, token_ids, begin, param)
-            own = self._tokenizer.encode(text, False) if text else [self._token_id] * processed.count
-            key, places = media_key(self.kind, processed.tensors), self._places(own, len(ids))
-            items.append(MediaItem(self.kind, key, places, processed.tensors, processed.grid, self.is_whole))
+            own = self._tokenizer.encode(text, False) if text else [token_id] * processed.count
+            hashed = processed.tensors | ({"times": record(np.array(processed.times))} if processed.times else {})
+            key, places = media_key(kind, hashed), _places(token_id, own, len(ids))
+            grid, times = processed.grid, processed.times
+            items.append(MediaItem(kind, key, places, processed.tensors, grid, self.is_whole, times=times))
             ids += own
         return ids + list(token_ids[begin:]), tuple(items)
+
+    def _by_placeholder(
+        self, token_ids: Sequence[int], media: Sequence[Any], params: Sequence[str], prompt: str
+    ) -> dict[int, deque[tuple[Any, str]]]:
+        """Return ``media`` and their names by their placeholders. Raises as ``expanded``."""
+        waiting: dict[int, deque[tuple[Any, str]]] = {token: deque() for token, _ in self._tokens.values()}
+        for each, param in zip(media, params, strict=True):
+            kind = self.kind_of(each)
+            if kind not in self._tokens:
+                raise refused(param, f"{PLURALS[kind]} are not read")
+            waiting[self._tokens[kind][0]].append((each, param))
+        for kind, (placeholder, token) in self._tokens.items():
+            found, given = token_ids.count(placeholder), len(waiting[placeholder])
+            if placeholder != token and token in token_ids:
+                raise refused(prompt, f"it has the token {token}, which stands for a part of an {kind}")
+            if found != given:
+                [named] = self._tokenizer.raw_tokens([placeholder])
+                raise refused(prompt, f"there are {given} {PLURALS[kind]} for its {found} placeholders {named}")
+        return waiting
 
     def _joined(self, text: str, ids: list[int], token_ids: Sequence[int], begin: int, param: str) -> tuple[str, int]:
         """Return the text of an image with the line ends around it, which are removed from ``ids``, and the first token
@@ -105,17 +142,26 @@ class MediaPreprocessor(ABC):
             begin += 1
         return "\n" * before + text + "\n" * after, begin
 
-    def _places(self, ids: list[int], start: int) -> list[tuple[int, int]]:
-        """Return the runs of the token of embeddings in the tokens of an item, which are at ``start`` of the prompt."""
-        places: list[tuple[int, int]] = []
-        for number, token in enumerate(ids, start):
-            if token != self._token_id:
-                continue
-            if places and sum(places[-1]) == number:
-                places[-1] = (places[-1][0], places[-1][1] + 1)
-            else:
-                places.append((number, 1))
-        return places
+
+def _places(token_id: int, ids: list[int], start: int) -> list[tuple[int, int]]:
+    """Return the runs of the token of embeddings in the tokens of an item, which are at ``start`` of the prompt."""
+    places: list[tuple[int, int]] = []
+    for number, token in enumerate(ids, start):
+        if token != token_id:
+            continue
+        if places and sum(places[-1]) == number:
+            places[-1] = (places[-1][0], places[-1][1] + 1)
+        else:
+            places.append((number, 1))
+    return places
+
+
+def record(array: Any) -> TensorRecord:
+    """Return an array of NumPy as a ``TensorRecord``."""
+    found = np.asarray(array)
+    dtype = _DTYPES[found.dtype.name]
+    converted = np.ascontiguousarray(found.astype(dtype, copy=False))
+    return TensorRecord(dtype, list(converted.shape), converted.tobytes())
 
 
 class Newlines:

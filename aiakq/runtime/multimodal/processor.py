@@ -1,11 +1,9 @@
-"""ImagePreprocessor: what an image is in a prompt and for its encoder. No torch."""
+"""ImagePreprocessor: what an image or a video is in a prompt and for its encoder. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from aiakq.errors import AiakqError, error, first_line, one_line
 from aiakq.runtime.multimodal.config_keys import (
@@ -17,8 +15,10 @@ from aiakq.runtime.multimodal.config_keys import (
 )
 from aiakq.runtime.multimodal.families import image_text
 from aiakq.runtime.multimodal.images import decode_image, refused
-from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor, Processed
-from aiakq.runtime.protocol.media import TensorRecord
+from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor, Processed, record
+from aiakq.runtime.multimodal.video_preprocessor import load_videos
+from aiakq.runtime.multimodal.videos import Video, VideoFiles
+from aiakq.runtime.protocol.media import MediaKind
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,14 +26,12 @@ if TYPE_CHECKING:
     from aiakq.runtime.config.multimodal import MultimodalConfig
     from aiakq.runtime.text.tokenizer import Tokenizer
 
-#: NumPy's names of dtypes -> those that ``TensorRecord`` has.
-_DTYPES = {"float32": "float32", "float64": "float32", "int64": "int64", "int32": "int64", "bool": "bool"}
 #: Width and height of the image with which the user's arguments are tried: what every processor takes.
 _SIDE = 448
 
 
 class ImagePreprocessor(MediaPreprocessor):
-    """Preprocesses images with transformers' processor of the model."""
+    """Preprocesses images with transformers' processor of the model, and videos."""
 
     kind = "image"
 
@@ -48,15 +46,23 @@ class ImagePreprocessor(MediaPreprocessor):
         self._text = image_text(config.architecture, completed, token, named)
         super().__init__(config, tokenizer, completed.get(self._text.placeholder_key, config.token_id))
         self.is_whole = self._text.is_whole
-        self._options = {**self._text.defaults, **config.processor_kwargs, **self._text.options}
-        if config.processor_kwargs:
-            self._try_arguments(config.processor_kwargs)
+        self._videos, self._video_failure = load_videos(config, completed, tokenizer, named)
+        given = dict(config.processor_kwargs)
+        if self._videos is not None:
+            self._tokens["video"] = (self._videos.token_id, self._videos.token_id)
+            self.placeholder_texts["video"] = self._videos.token
+            only_videos = self._videos.arguments - type(processor).valid_kwargs.__annotations__.keys()
+            given = {name: value for name, value in given.items() if name not in only_videos}
+        self._options = {**self._text.defaults, **given, **self._text.options}
+        if given:
+            self._try_arguments(given)
 
     def _try_arguments(self, given: Mapping[str, object]) -> None:
         """Process an image. Raises ``bad_option`` if ``given`` has other arguments or values than the processor."""
         from PIL.Image import new
 
-        check_processor_arguments(self._processor, given, self._text.options)
+        also = frozenset() if self._videos is None else self._videos.arguments
+        check_processor_arguments(self._processor, given, self._text.options, also)
         try:
             self._processed(new("RGB", (_SIDE, _SIDE)), "an image")
         except AiakqError as failure:
@@ -91,8 +97,22 @@ class ImagePreprocessor(MediaPreprocessor):
             file = f"the image processor in '{folder}'"
             raise error("model_malformed", file=file, reason=first_line(failure)[:200]) from failure
 
-    def _processed(self, media: Image | bytes, param: str) -> Processed:
+    def kind_of(self, media: object) -> MediaKind:
+        """See ``MediaPreprocessor``. Raises why the processor of videos cannot be loaded."""
+        if not isinstance(media, (Video, list, tuple)):
+            return "image"
+        if self._video_failure is not None:
+            raise self._video_failure
+        return "video"
+
+    def _processed(self, media: Image | bytes | Video | VideoFiles, param: str) -> Processed:
         """See ``MediaPreprocessor``."""
+        if isinstance(media, (Video, list, tuple)):
+            assert self._videos is not None, "its placeholder is known"
+            return self._videos.processed(media, param)
+        return self._processed_image(media, param)
+
+    def _processed_image(self, media: Any, param: str) -> Processed:
         image = decode_image(media, param) if isinstance(media, bytes) else media
         try:
             processed = self._processor([image], return_tensors="np", **self._options)
@@ -103,15 +123,8 @@ class ImagePreprocessor(MediaPreprocessor):
             width, height = image.size
             reason = f"the model's image processor rejects it ({one_line(failure).rstrip('.')[:200]})"
             raise refused(param, f"{reason}; it has {width} x {height} pixels") from failure
-        tensors = {name: _record(processed[name]) for name in self._text.tensors if name in processed}
+        tensors = {name: record(processed[name]) for name in self._text.tensors if name in processed}
         return Processed(tensors, text, grid=grid)
-
-
-def _record(array: Any) -> TensorRecord:
-    found = np.asarray(array)
-    dtype = _DTYPES[found.dtype.name]
-    converted = np.ascontiguousarray(found.astype(dtype, copy=False))
-    return TensorRecord(dtype, list(converted.shape), converted.tobytes())
 
 
 def _completed(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,14 @@ from typing import Any
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.multimodal.images import refused
+from aiakq.runtime.multimodal.videos import check_frames
 from aiakq.system.daemon_thread import in_daemon_thread
 
 #: Largest file, and seconds to fetch one.
 MAX_FILE_BYTES, MAX_SECONDS = 32 << 20, 10.0
 _MAX_REDIRECTS = 3
+#: Largest number of characters of a file in base64.
+_MAX_TEXT = MAX_FILE_BYTES // 3 * 4 + 8
 #: Addresses of IPv6 that end with one of IPv4, to which a gateway may pass packets: IPv4-compatible ones, and NAT64's.
 _IPV4_AT_THE_END = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("64:ff9b::/96"))
 #: The prefix of NAT64 for use within a site (RFC 8215), which older Pythons take for a global one.
@@ -52,6 +55,10 @@ class MediaUrls:
             with ThreadPoolExecutor(1) as executor:
                 return executor.submit(asyncio.run, self.fetch(url, param)).result()
         raise refused(param, "a URL that begins with data:, https: or http: is expected")
+
+    def read_video(self, url: str, param: str) -> list[bytes]:
+        """Return the files of a video: one of an animation, or one for each frame. Blocks and raises as ``read``."""
+        return frames_of(url, param) if _scheme(url) == "data" else [self.read(url, param)]
 
     def _file(self, url: str, param: str) -> bytes:
         if self._folder is None:
@@ -167,7 +174,23 @@ def data_of(url: str, param: str) -> bytes:
     head, comma, data = url.partition(",")
     if not comma or not head.endswith(";base64"):
         raise refused(param, "data:...;base64, and the file in base64 are expected")
-    if len(data) > MAX_FILE_BYTES // 3 * 4 + 8:
+    return _decoded(data, param)
+
+
+def frames_of(url: str, param: str) -> list[bytes]:
+    """Return the files of a video in a data URL, separated by commas. Raises ``media_refused``."""
+    head, _, data = url.partition(",")
+    if not data or not head.endswith(";base64"):
+        expected = "data:video/jpeg;base64,FRAME,FRAME,... with files in base64"
+        raise refused(param, f"{expected}, or data:video/gif;base64, and an animated file are expected")
+    check_frames(data.count(",") + 1, param)
+    if len(data) > _MAX_TEXT:
+        raise _too_large(param)
+    return [_decoded(frame, param) for frame in data.split(",")]
+
+
+def _decoded(data: str, param: str) -> bytes:
+    if len(data) > _MAX_TEXT:
         raise _too_large(param)
     try:
         return base64.b64decode(urllib.parse.unquote(data) if "%" in data else data, validate=True)

@@ -1,5 +1,5 @@
-"""Media of a prompt: images or audios, whose embeddings take the place of those of some of its tokens, or the audio
-that all of its tokens read.
+"""Media of a prompt: images and videos, or audios, whose embeddings take the place of those of some of its tokens, or
+the audio that all of its tokens read.
 
 A ``MediaItem`` is made where the prompt is tokenized; the engine schedules by its key and places, and only an executor
 reads its tensors.
@@ -8,16 +8,16 @@ reads its tensors.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from aiakq.errors import error
 
-MediaKind = Literal["image", "audio"]
+MediaKind = Literal["image", "video", "audio"]
 #: What several items of a kind are called.
-PLURALS: Mapping[MediaKind, str] = {"image": "images", "audio": "audios"}
+PLURALS: Mapping[MediaKind, str] = {"image": "images", "video": "videos", "audio": "audios"}
 #: Default of --limit-mm-per-prompt, as in vLLM.
 MAX_ITEMS = 999
 
@@ -49,16 +49,19 @@ class TensorRecord(msgspec.Struct, frozen=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """One image or audio of a prompt, preprocessed.
+    """One image, video or audio of a prompt, preprocessed.
 
     key      hash of everything that its embeddings depend on; see ``media_key``.
     places   (first token, number of tokens) of the runs of prompt tokens that its embeddings replace, ascending. Tokens
              between them, such as ends of rows, are embedded as text.
     tensors  arguments of the encoder by name.
-    grid     rows and columns of the tokens that it replaces, if their positions depend on them (M-RoPE); else None.
+    grid     rows and columns of the tokens of an image, or of each frame of a video, if their positions depend on them
+             (M-RoPE); else None.
     is_whole  whether the tokens of a run attend to each other in both directions, so that a step computes all of them
              that are not cached.
     num_states  states of an encoder that all tokens read by cross-attention; then it has no places.
+    times    positions in time of the frames that follow each other in a run, beginning with 0, ascending; empty if a
+             run is one frame.
     """
 
     kind: MediaKind
@@ -68,6 +71,7 @@ class MediaItem(msgspec.Struct, frozen=True):
     grid: tuple[int, int] | None = None
     is_whole: bool = False
     num_states: int = 0
+    times: list[int] = []
 
     @property
     def first(self) -> int:
@@ -117,36 +121,62 @@ class MediaLimits(msgspec.Struct, frozen=True):
     max_items       items per prompt.
     max_embeddings  tokens that all items of a prompt take together: the encoder cache holds them.
     kind            of the media.
+    max_videos      videos per prompt, beside its images.
+    video_refusal   why it takes no videos; "" if it does.
     """
 
     refusal: str = ""
     max_items: int = MAX_ITEMS
     max_embeddings: int = 0
     kind: MediaKind = "image"
+    max_videos: int = 0
+    video_refusal: str = "videos are not read"
+
+    def check_counts(self, kinds: Sequence[MediaKind], params: Sequence[str]) -> None:
+        """Raise as ``check_count`` for media of these kinds with these names; videos have a limit of their own."""
+        named = list(zip(kinds, params, strict=True))
+        videos = [param for kind, param in named if kind == "video"]
+        others = [param for kind, param in named if kind != "video"]
+        if others:
+            self.check_count(len(others), others[-1])
+        if videos:
+            self._check_count("video", len(videos), self.max_videos, self.refusal or self.video_refusal, videos[-1])
 
     def check_count(self, count: int, param: str) -> None:
         """Raise ``unsupported_parameter`` if prompts have no media, and ``media_refused`` if not ``count``."""
-        if count and self.refusal:
-            raise error("unsupported_parameter", param=param, reason=self.refusal)
-        if count > self.max_items:
-            allowed = f"--limit-mm-per-prompt allows {self.max_items} in a prompt"
-            reason = f"the number of {PLURALS[self.kind]} is {count}, and {allowed}"
-            raise error("media_refused", param=param, reason=reason)
+        self._check_count(self.kind, count, self.max_items, self.refusal, param)
+
+    @staticmethod
+    def _check_count(kind: MediaKind, count: int, most: int, refusal: str, param: str) -> None:
+        if count and refusal:
+            raise error("unsupported_parameter", param=param, reason=refusal)
+        if count > most:
+            allowed = f"--limit-mm-per-prompt allows {most} in a prompt"
+            raise error("media_refused", param=param, reason=f"the number of {PLURALS[kind]} is {count}, and {allowed}")
 
     def check(self, items: Iterable[MediaItem], num_tokens: int) -> None:
-        """Raise as ``check_count``, and ``media_refused`` for places outside of a prompt of ``num_tokens``."""
+        """Raise as ``check_counts``, and ``media_refused`` for places outside of a prompt of ``num_tokens``, and for
+        positions behind its end.
+        """
         listed, end = list(items), 0
-        self.check_count(len(listed), "prompt")
+        self.check_counts([item.kind for item in listed], ["prompt"] * len(listed))
         for item in listed:
-            if item.kind != self.kind:
+            if item.kind not in (self.kind, "video"):
                 raise error("media_refused", param="prompt", reason=f"the model reads {PLURALS[self.kind]} only")
             for first, count in item.places:
                 if not (count > 0 and end <= first and first + count <= num_tokens):
-                    reason = f"the places of one of its {PLURALS[self.kind]} are not in the prompt"
+                    reason = f"the places of one of its {PLURALS[item.kind]} are not in the prompt"
+                    raise error("media_refused", param="prompt", reason=reason)
+                if item.times and item.times[-1] >= count:  # tables of positions are as long as the longest prompt
+                    reason = (
+                        f"the frames of a video are {item.times[-1]} positions apart in its {count} tokens, which have "
+                        "as many positions; send more frames in a second, or larger ones"
+                    )
                     raise error("media_refused", param="prompt", reason=reason)
                 end = first + count
         total = sum(item.num_embeddings for item in listed)
         if total > self.max_embeddings:
-            taken = f"its {PLURALS[self.kind]} take {total} tokens"
+            kinds = sorted({item.kind for item in listed})
+            taken = f"its {' and '.join(PLURALS[kind] for kind in kinds)} take {total} tokens"
             reason = f"{taken}, more than the {self.max_embeddings} of the encoder cache"
             raise error("media_refused", param="prompt", reason=reason)

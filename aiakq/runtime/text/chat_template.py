@@ -57,10 +57,10 @@ class ChatTemplate:
     """A Jinja template and what is known about it.
 
     special_tokens  variables of the template, such as bos_token.
-    placeholder     that of an image or audio, for templates that take no parts; "" if none are read.
+    placeholders    those of images, videos and audios by kind, for templates that take no parts; {} if none are read.
     """
 
-    placeholder = ""
+    placeholders: Mapping[str, str] = {}
 
     def __init__(self, text: str, special_tokens: Mapping[str, object], facts: TemplateFacts) -> None:
         self.text = text.lstrip(BYTE_ORDER_MARK)
@@ -248,8 +248,9 @@ class ChatTemplate:
         return {**message, "content": content} if "content" in message else message
 
     def _text_of_media(self, part: Any) -> Any:
-        is_media = isinstance(part, dict) and part.get("type") in PLURALS
-        return {"type": "text", "text": self.placeholder} if is_media else part
+        if not isinstance(part, dict) or part.get("type") not in PLURALS:
+            return part
+        return {"type": "text", "text": self.placeholders.get(part["type"], "")}
 
     def _led_to_tools(self, messages: Messages) -> Messages:
         """Return the messages with a beginning with which the template shows tools."""

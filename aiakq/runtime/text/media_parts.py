@@ -1,4 +1,4 @@
-"""Images and audios among the parts of a message: their spellings in several APIs, and where they come from."""
+"""Images, videos and audios among the parts of a message: their spellings in several APIs, and where they come from."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from aiakq.runtime.protocol.media import PLURALS, MediaKind
 #: Types of parts with media -> their kind.
 MEDIA_PARTS: Mapping[str, MediaKind] = {
     **dict.fromkeys(("image_url", "input_image", "image", "image_pil"), "image"),
+    **dict.fromkeys(("video_url", "video"), "video"),
     **dict.fromkeys(("input_audio", "audio_url", "audio"), "audio"),
 }
 #: Values of ``format`` of audio, which is found out from the file.
@@ -22,7 +23,7 @@ _DETAILS = ("auto", "low", "high", "original")
 
 @dataclass(frozen=True)
 class MediaSource:
-    """Where an image or audio comes from: a URL, or a value: an image of Pillow, or samples.
+    """Where an image, video or audio comes from: a URL, or a value: an image of Pillow, frames, or samples.
 
     param  its name in errors.
     """
@@ -30,11 +31,12 @@ class MediaSource:
     param: str
     url: str = ""
     value: Any = None
+    kind: MediaKind = "image"
 
 
 @dataclass(frozen=True)
 class MediaPart:
-    """A part of a message with an image or audio; its fields are read by ``source`` only, where the model reads it.
+    """A part of a message with media; its fields are read by ``source`` only, where the model reads it.
 
     kind  its type.
     path  its path in the request.
@@ -50,13 +52,15 @@ class MediaPart:
         return MEDIA_PARTS[self.kind]
 
     def source(self) -> MediaSource:
-        """Return where the image or audio comes from.
+        """Return where it comes from.
 
         Raises ``missing_field``, ``invalid_type``, ``value_out_of_range`` and ``unsupported_parameter``.
         """
         part, path = self.part, self.path
         if self.media == "audio":
             return _audio(part, self.kind, path)
+        if self.media == "video":
+            return _video(part, self.kind, path)
         if self.kind == "image_pil":
             return _pillow_image(part.get("image_pil"), f"{path}.image_pil")
         if self.kind in ("image_url", "input_image"):
@@ -75,13 +79,13 @@ class MediaPart:
 
 
 def media_part(part: dict[str, Any], kind: str, path: str) -> MediaPart:
-    """Return the image or audio of a part, which may be one that ``take_media`` has not taken yet."""
+    """Return the image, video or audio of a part, which may be one that ``take_media`` has not taken yet."""
     found = part.get(kind)
     return found if isinstance(found, MediaPart) else MediaPart(part, kind, path)
 
 
 def take_media(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[MediaPart]]:
-    """Return the messages with parts of type image and audio that have nothing else, and the media, in order."""
+    """Return the messages with parts of type image, video and audio that have nothing else, and the media, in order."""
     taken: list[dict[str, Any]] = []
     media: list[MediaPart] = []
     for message in messages:
@@ -95,9 +99,12 @@ def take_media(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
 
 
 def check_kind(media: Sequence[MediaPart], kind: MediaKind) -> None:
-    """Raise ``unsupported_parameter`` for media that are not of the ``kind`` that the model reads."""
+    """Raise ``unsupported_parameter`` for media that are not of the ``kind`` that the model reads.
+
+    Whether one that reads images reads videos is up to ``MediaLimits``.
+    """
     for each in media:
-        if each.media != kind:
+        if each.media != kind and not (each.media == "video" and kind == "image"):
             raise each.refused(f"the model reads text and {PLURALS[kind]} only")
 
 
@@ -110,6 +117,14 @@ def _held(part: dict[str, Any]) -> MediaPart | None:
     """Return what a part holds that ``MediaPart`` stands for; None for others."""
     found = part.get(str(part.get("type")))
     return found if isinstance(found, MediaPart) else None
+
+
+def _video(part: dict[str, Any], kind: str, path: str) -> MediaSource:
+    """Read the fields ``video_url`` of vLLM's API, and ``video`` of Qwen's."""
+    param, value = f"{path}.{kind}", part.get(kind)
+    if isinstance(value, dict):
+        param, value = f"{param}.url", value.get("url")
+    return MediaSource(param, url=_url(value, param), kind="video")
 
 
 def _audio(part: dict[str, Any], kind: str, path: str) -> MediaSource:
@@ -125,14 +140,14 @@ def _audio(part: dict[str, Any], kind: str, path: str) -> MediaSource:
             allowed = ", ".join(_AUDIO_FORMATS)
             raise error("value_out_of_range", param=f"{param}.format", value=f"{format!s:.64}", allowed=allowed)
         param = f"{param}.data"
-        return MediaSource(param, url=f"data:audio/{format};base64,{_url(value.get('data'), param)}")
+        return MediaSource(param, url=f"data:audio/{format};base64,{_url(value.get('data'), param)}", kind="audio")
     for name in ("audio_url", "url", "audio"):
         value, param = part.get(name), f"{path}.{name}"
         if isinstance(value, dict) and name == "audio_url":
             param, value = f"{param}.url", value.get("url")
-            return MediaSource(param, url=_url(value, param))
+            return MediaSource(param, url=_url(value, param), kind="audio")
         if isinstance(value, str):
-            return MediaSource(param, url=value)
+            return MediaSource(param, url=value, kind="audio")
         if value is not None:
             return _samples(value, param)
     raise error("missing_field", param=f"{path}.{'audio_url' if kind == 'audio_url' else 'url'}")
@@ -141,7 +156,7 @@ def _audio(part: dict[str, Any], kind: str, path: str) -> MediaSource:
 def _samples(value: object, name: str) -> MediaSource:
     if isinstance(value, (dict, list, int, float)):  # as JSON has them
         raise error("invalid_type", param=name, reason="a URL, an array of samples or (samples, rate) is expected")
-    return MediaSource(name, value=value)
+    return MediaSource(name, value=value, kind="audio")
 
 
 def _image_url(part: dict[str, Any], path: str) -> MediaSource:

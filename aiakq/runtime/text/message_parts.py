@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +62,7 @@ class Content:
     thoughts  its reasoning, one entry per part.
     calls     (id, name, arguments) of its calls.
     results   (id of the call, text, number of texts before it) of its results.
-    media     (image or audio, number of texts before it).
+    media     (image, video or audio, number of texts before it).
     is_list   whether it was given as a list.
     """
 
@@ -171,19 +172,20 @@ def read_messages(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     return [each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")]
 
 
-def read_conversation(messages: list[dict[str, object]], placeholder: str) -> list[dict[str, object]]:
-    """Return the messages as ``read_messages`` does, with parts of type image and audio that have no source.
+def read_conversation(messages: list[dict[str, object]], placeholders: Mapping[str, str]) -> list[dict[str, object]]:
+    """Return the messages as ``read_messages`` does, with parts of type image, video and audio that have no source.
 
-    Raises as it, and ``unsupported_parameter`` for media without a ``placeholder``.
+    Raises as it, and ``unsupported_parameter`` for media without one of the ``placeholders`` by kind.
     """
     read, media = take_media(read_messages(messages))
-    if media and not placeholder:
-        raise media[0].refused("only text is read")
+    for each in media:
+        if not placeholders.get(each.media):
+            raise each.refused("only text is read")
     return read
 
 
 def media_in(messages: list[dict[str, object]]) -> list[MediaPart]:
-    """Return the images and audios of a conversation, in order. Raises as ``read_messages``."""
+    """Return the images, videos and audios of a conversation, in order. Raises as ``read_messages``."""
     return take_media(read_messages(messages))[1]
 
 

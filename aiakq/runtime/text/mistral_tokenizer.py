@@ -124,17 +124,17 @@ class MistralTokenizer(Tokenizer):
         content_format: str = "auto",
         continue_final_message: bool = False,
         arguments: Mapping[str, object] | None = None,
-        placeholder: str = "",
+        placeholders: Mapping[str, str] | None = None,
     ) -> tuple[str, list[int]]:
         """Return the text of a conversation, and its ids, which the text alone does not determine.
 
-        ``placeholder`` is that of audio; without it, audio raises ``unsupported_parameter``. Raises as
+        ``placeholders`` has that of audio; without it, audio raises ``unsupported_parameter``. Raises as
         ``read_conversation``, ``described_tools``, ``chat_ids``, and ``option_conflict`` for a template.
         """
         if template is not None:
             self.check_takes_template("chat_template")
         given = {**(arguments or {}), "tools": described_tools(tools), "continue_final_message": continue_final_message}
-        ids = self.chat_ids(read_conversation(messages, placeholder), given)
+        ids = self.chat_ids(read_conversation(messages, placeholders or {}), given)
         return self.decode(ids, skip_special_tokens=False), ids
 
     def chat_prompt(self, messages: list[dict[str, object]], *arguments: Any, **values: Any) -> str:

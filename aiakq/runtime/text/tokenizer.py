@@ -243,11 +243,11 @@ class Tokenizer:
         content_format: str = "auto",
         continue_final_message: bool = False,
         arguments: Mapping[str, object] | None = None,
-        placeholder: str = "",
+        placeholders: Mapping[str, str] | None = None,
     ) -> str:
         """Render a conversation to the prompt text; ``template`` replaces the model's own.
 
-        ``placeholder`` is that of images or audios; without it, they raise ``unsupported_parameter``.
+        ``placeholders`` are those of media by kind; without them, media raise ``unsupported_parameter``.
         Content may be parts of other APIs, see ``read_messages``; for ``content_format``, see ``ChatTemplate.checked``.
         ``arguments`` are further variables of the template. Raises ``no_chat_template``, ``chat_template`` when the
         template rejects the messages, and as ``check_chat_arguments``, ``described_tools``, ``read_conversation`` and
@@ -258,7 +258,7 @@ class Tokenizer:
         from aiakq.runtime.text.chat_template import as_template_error, check_chat_arguments
         from aiakq.runtime.text.message_parts import described_tools, read_conversation
 
-        read = read_conversation(messages, placeholder)
+        read = read_conversation(messages, placeholders or {})
         described = described_tools(tools)
         check_chat_arguments(content_format, arguments or {})
         values = {**(arguments or {}), "add_generation_prompt": add_generation_prompt}
@@ -267,7 +267,7 @@ class Tokenizer:
         try:
             if _renders_as_transformers(self.hf):
                 found = self._chat_template(template, bool(tools), content_format, arguments or {})
-                found.placeholder = placeholder
+                found.placeholders = placeholders or {}
                 return found.render(read, **values)
             prompt: str = self.hf.apply_chat_template(read, tokenize=False, chat_template=template, **values)
         except AiakqError:

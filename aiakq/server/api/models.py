@@ -17,8 +17,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """One served name, with the model's limits and default sampling values.
 
     parent            for an adapter: name of its base model.
-    input_modalities  what prompts may have: text, and image or audio if it reads them; audio alone for a model that
-                      transcribes.
+    input_modalities  what prompts may have: text, and image, video or audio if it reads them; audio alone for a model
+                      that transcribes.
     """
 
     id: str
@@ -29,7 +29,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int
     vocab_size: int
-    input_modalities: list[Literal["text", "image", "audio"]]
+    input_modalities: list[Literal["text", "image", "video", "audio"]]
     default_sampling: dict[str, Any]
 
 
@@ -66,10 +66,12 @@ def _model_card(service: Service, name: str) -> ModelCard:
     )
 
 
-def _modalities(service: Service) -> list[Literal["text", "image", "audio"]]:
+def _modalities(service: Service) -> list[Literal["text", "image", "video", "audio"]]:
     if service.model.limits.speech is not None:
         return ["audio"]
-    return ["text", service.model.limits.media.kind] if service.max_media else ["text"]
+    limits, failure = service.model.limits.media, service.renderer.text.loaded.media_failure
+    videos = limits.max_videos and not limits.refusal and failure is None
+    return ["text", *((limits.kind,) if service.max_media else ()), *(("video",) if videos else ())]
 
 
 ROUTES = (

@@ -30,6 +30,8 @@ _PARTS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("thinking", "reasoning", "reasoning_text", "summary_text"), fields(_REASONING)),
     **dict.fromkeys(("image_url", "input_image"), fields("image_url detail file_id uuid")),
     "image": fields("source url image"),
+    "video_url": fields("video_url uuid"),
+    "video": fields("video"),
     "input_audio": fields("input_audio uuid"),
     "audio_url": fields("audio_url uuid"),
     "audio": fields("url audio"),

@@ -1,4 +1,4 @@
-"""RequestMedia: the files of the images and audios of a request."""
+"""RequestMedia: the files of the images, videos and audios of a request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_FETCHES = 16
 
 
 class RequestMedia:
-    """Reads images and audios by their URLs, see ``MediaUrls``."""
+    """Reads images, videos and audios by their URLs, see ``MediaUrls``."""
 
     def __init__(self, media_path: str | None, domains: Sequence[str]) -> None:
         self._urls = MediaUrls(media_path, domains)
@@ -37,25 +37,30 @@ class RequestMedia:
             raise media[0].refused(limits.refusal)
         check_kind(media, limits.kind)
         sources = [each.source() for each in media]
-        limits.check_count(len(sources), sources[-1].param)
+        limits.check_counts([each.kind for each in sources], [each.param for each in sources])
         files: list[MediaFile] = []
         total = 0
         for source in sources:
-            data = await self._file(source)
-            total += len(data)
+            file = await self._file(source)
+            total += file.num_bytes
             if total > MAX_BYTES:
-                reason = f"the {PLURALS[limits.kind]} of the request are larger than {MAX_BYTES >> 20} MiB together"
+                reason = f"the {PLURALS[source.kind]} of the request are larger than {MAX_BYTES >> 20} MiB together"
                 raise refused(source.param, reason)
             _hold(total, source.param)
-            files.append(MediaFile(data, source.param))
+            files.append(file)
         return files
 
-    async def _file(self, source: MediaSource) -> bytes:
+    async def _file(self, source: MediaSource) -> MediaFile:
+        is_video = source.kind == "video"
         if not is_fetched(source.url):
-            return await asyncio.to_thread(self._urls.read, source.url, source.param)
+            if is_video:
+                frames = await asyncio.to_thread(self._urls.read_video, source.url, source.param)
+                return MediaFile(b"", source.param, frames)
+            return MediaFile(await asyncio.to_thread(self._urls.read, source.url, source.param), source.param)
         fetches = self._fetches.setdefault(client_of_request.get(), asyncio.Semaphore(MAX_FETCHES))
         async with fetches:
-            return await self._urls.fetch(source.url, source.param)
+            fetched = await self._urls.fetch(source.url, source.param)
+        return MediaFile(b"", source.param, [fetched]) if is_video else MediaFile(fetched, source.param)
 
 
 def hold_bytes(num_bytes: int, param: str) -> None:

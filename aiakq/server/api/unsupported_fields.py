@@ -60,7 +60,7 @@ UNSUPPORTED_FIELDS: Mapping[str, UnsupportedField] = {
     "include_reasoning": UnsupportedField("only chat completions separate reasoning", (True,)),
     "verbosity": UnsupportedField("the model cannot be told", ("medium",), hint=True),
     "mm_processor_kwargs": UnsupportedField("--mm-processor-kwargs of the server decides", ({},)),
-    "media_io_kwargs": UnsupportedField("images are read as the files of the model say", ({},)),
+    "media_io_kwargs": UnsupportedField("--media-io-kwargs of the server decides", ({},)),
     "kv_transfer_params": UnsupportedField("prompts and answers are computed in one place", ({},)),
     "documents": UnsupportedField("only conversations have a template, which shows them", ([],)),
     "chat_template": UnsupportedField("templates are chosen by the operator, with --chat-template"),

@@ -365,7 +365,7 @@ class TextClient:
         channel = await self._queue.take(client, is_long, is_alone)
         seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
         media = self._setup.media
-        seconds += 0.0 if media is None else MAX_MEDIA_SECONDS[media.kind] * len(request.media)
+        seconds += 0.0 if media is None else request.media_seconds(media.kind)
         seconds += MAX_MEDIA_SECONDS["audio"] * (request.audio is not None)
         exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame))
 

@@ -137,7 +137,7 @@ def new_compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None
 def load_media(
     setup: Setup, tokenizer: Tokenizer, templates: Sequence[ChatTemplate], loaded: Loaded
 ) -> MediaPreprocessor | None:
-    """Return the preprocessor of media, and give ``templates`` the placeholder.
+    """Return the preprocessor of media, and give ``templates`` the placeholders.
 
     Returns None for a model that reads text only, and if it cannot be loaded: requests with media then fail with
     ``loaded.media_failure``, and others do not. Raises ``bad_option`` for arguments that its processor does not take.
@@ -154,7 +154,7 @@ def load_media(
         loaded.media_failure = Failure.of(failure)
         return None
     for template in templates:
-        template.placeholder = preprocessor.placeholder_text
+        template.placeholders = preprocessor.placeholder_texts
     return preprocessor
 
 

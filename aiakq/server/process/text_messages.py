@@ -24,10 +24,10 @@ MAX_SECONDS = 1.0
 MAX_SECONDS_PER_CHAR = 1e-5
 #: The stages of a request.
 Part = Literal["template", "tokenizer", "grammar", "image", "audio"]
-#: Seconds of CPU time to decode and preprocess an image, or an audio of up to an hour.
-MAX_MEDIA_SECONDS: Mapping[MediaKind, float] = {"image": 10.0, "audio": 90.0}
+#: Seconds of CPU time to decode and preprocess an image, a video, or an audio of up to an hour.
+MAX_MEDIA_SECONDS: Mapping[MediaKind, float] = {"image": 10.0, "video": 30.0, "audio": 90.0}
 #: Bytes that a worker may allocate in addition to its initial size, for all of a request.
-MAX_MEDIA_BYTES: Mapping[MediaKind, int] = {"image": 2 << 30, "audio": 3 << 30}
+MAX_MEDIA_BYTES: Mapping[MediaKind, int] = {"image": 2 << 30, "video": 2 << 30, "audio": 3 << 30}
 
 
 class Setup(msgspec.Struct, tag="setup"):
@@ -104,10 +104,19 @@ class Loaded(msgspec.Struct, tag="loaded"):
 
 
 class MediaFile(msgspec.Struct):
-    """The file of an image or audio; ``param`` is its name in errors."""
+    """The file of an image or audio, or those of a video; ``param`` is its name in errors.
+
+    frames  of a video, instead of ``data``: the file of an animation, or one for each frame.
+    """
 
     data: bytes
     param: str
+    frames: list[bytes] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Their size."""
+        return len(self.data) + sum(map(len, self.frames))
 
 
 class Spectrum(msgspec.Struct):
@@ -169,6 +178,10 @@ class TextRequest(msgspec.Struct, tag="request"):
     skip_special_tokens: bool = False
     grammar: Grammar | None = None
     relaxed_schema: str = ""
+
+    def media_seconds(self, kind: MediaKind) -> float:
+        """Return the seconds of CPU time to decode and preprocess the media, of ``kind`` but for videos."""
+        return sum(MAX_MEDIA_SECONDS["video" if each.frames else kind] for each in self.media)
 
     def limited(self, ids: list[int]) -> list[int]:
         """Return as many of the ids of a text as are asked for."""
@@ -239,7 +252,7 @@ def size_of(request: TextRequest) -> int:
     size = sum(map(len, request.texts)) + sum(map(pair_length, request.pairs)) + len(request.token_ids or ())
     if request.grammar is not None:
         size += len(request.grammar.text) + len(request.relaxed_schema)
-    size += sum(len(each.data) for each in request.media) + len(request.audio or b"")
+    size += sum(each.num_bytes for each in request.media) + len(request.audio or b"")
     for message in request.messages or ():
         content = message.get("content") or ""
         size += 16 + (len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content))

@@ -308,8 +308,8 @@ class _Worker:
         if self._media is None:
             raise error("media_refused", param="messages", reason="the tokenizer's process reads no media")
         kind = self._media.kind
-        begin(kind, MAX_MEDIA_SECONDS[kind] * len(request.media), MAX_MEDIA_BYTES[kind])
-        files, params = [each.data for each in request.media], [each.param for each in request.media]
+        begin("audio" if kind == "audio" else "image", request.media_seconds(kind), MAX_MEDIA_BYTES[kind])
+        files, params = [each.frames or each.data for each in request.media], [each.param for each in request.media]
         expanded, media = self._media.expanded(ids, files, params, "messages")
         reply = self._process(request, [expanded])
         reply.media = list(media)

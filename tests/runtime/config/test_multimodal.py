@@ -20,7 +20,7 @@ def test_the_limit_of_images(given, limit):
 
 
 def test_the_limit_of_audios():
-    assert media_limits({"image": 1, "audio": {"count": 2}}) == {"image": 1, "audio": 2}
+    assert media_limits({"image": 1, "audio": {"count": 2}}) == {"image": 1, "video": 999, "audio": 2}
 
 
 @pytest.mark.parametrize("given", [{"image": -1}, {"image": "4"}, {"image": True}, {"images": 4}, {"image": 1000}])

@@ -242,6 +242,6 @@ def test_positions_of_voxtral_are_added_in_float32(hearing_model):
     """As its authors do, whatever the dtype."""
     llm = engine(hearing_model("voxtral"), dtype="bfloat16")
     [part] = [part for part in llm.engine.executor.runner.parts if isinstance(part, MediaEncoding)]
-    tower = inspect.getclosurevars(part._encoder._features).nonlocals["hf"].model.audio_tower
+    tower = inspect.getclosurevars(part._encoder._functions["audio"][0]).nonlocals["hf"].model.audio_tower
     stored = load_file(hearing_model("voxtral") / "model.safetensors")["audio_tower.embed_positions.weight"]
     assert torch.equal(tower.embed_positions.weight, stored) and tower.conv1.weight.dtype == torch.bfloat16

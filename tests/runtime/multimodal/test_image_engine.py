@@ -244,7 +244,7 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_only(vision_model):
             "the number of images is 3, and --limit-mm-per-prompt allows 2",
         ),
         ({"prompt": "<image>", "multi_modal_data": {"image": "cat.png"}}, "an image of Pillow is expected"),
-        ({"prompt": "<image>", "multi_modal_data": {"video": [1]}}, "only images are read"),
+        ({"prompt": "<image>", "multi_modal_data": {"video": [1]}}, "videos of LlavaForConditionalGeneration are not"),
         ({"prompt": "<image>", "multi_modal_data": {"image": random_image(1, 60000, 1)}}, "60000 x 1 pixels"),
     ],
 )
