@@ -13,7 +13,7 @@ from aiakq.runtime.multimodal.urls import MediaUrls
 from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, MediaLimits
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
-from aiakq.runtime.text.media_parts import MediaSource, check_kind
+from aiakq.runtime.text.media_parts import MediaSource, check_read
 from aiakq.runtime.text.message_parts import media_in
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class OfflineMedia:
 
         Raises ``invalid_type`` for anything that is none, ``unsupported_parameter`` for other kinds than the model's.
         """
-        return media_of(prompt, place, self._limits.kind)
+        return media_of(prompt, place, self._limits)
 
     def add(self, text: str | None, token_ids: list[int], media: Sequence[MediaSource], place: str) -> Prompt:
         """Return the prompt with ``media``; ``place`` is its name in errors.
@@ -59,9 +59,7 @@ class OfflineMedia:
         Raises as ``add``, and what ``MediaPart.source`` raises.
         """
         media = media_in(messages)
-        if media and self._limits.refusal:
-            raise media[0].refused(self._limits.refusal)
-        check_kind(media, self._limits.kind)
+        check_read(media, self._limits.kind, self._limits.refusal)
         return [each.source() for each in media], self.loaded().placeholder_text if media else ""
 
     def _read(self, source: MediaSource) -> Any:
@@ -83,9 +81,9 @@ class OfflineMedia:
         return self._preprocessor
 
 
-def media_of(prompt: Mapping[str, Any], place: str, kind: MediaKind) -> list[MediaSource]:
+def media_of(prompt: Mapping[str, Any], place: str, limits: MediaLimits) -> list[MediaSource]:
     """Return the media of a prompt of ``LLM.generate``; see ``OfflineMedia.of``."""
-    data = prompt.get("multi_modal_data")
+    data, kind = prompt.get("multi_modal_data"), limits.kind
     if data is None:
         return []
     param = f"{place}.multi_modal_data"
@@ -93,7 +91,7 @@ def media_of(prompt: Mapping[str, Any], place: str, kind: MediaKind) -> list[Med
         raise error("invalid_type", param=param, reason=f'a dict such as {{"{kind}": {kind}}} is expected')
     for name, value in data.items():
         if name != kind and value is not None and (not hasattr(value, "__len__") or len(value)):
-            reason = f"only {PLURALS[kind]} are read"
+            reason = "only text is read" if limits.refusal else f"only {PLURALS[kind]} are read"
             raise error("unsupported_parameter", param=f"{param}.{str(name)[:64]}", reason=reason)
     media = data.get(kind)
     if media is None:
