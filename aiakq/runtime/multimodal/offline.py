@@ -14,7 +14,7 @@ from aiakq.runtime.multimodal.videos import listed_videos, video_of
 from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, MediaLimits
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
-from aiakq.runtime.text.media_parts import MediaSource, check_kind
+from aiakq.runtime.text.media_parts import MediaSource, check_read
 from aiakq.runtime.text.message_parts import media_in
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class OfflineMedia:
 
         Raises ``invalid_type`` for anything that is none, ``unsupported_parameter`` for other kinds than the model's.
         """
-        return media_of(prompt, place, self._limits.kind)
+        return media_of(prompt, place, self._limits)
 
     def add(self, text: str | None, token_ids: list[int], media: Sequence[MediaSource], place: str) -> Prompt:
         """Return the prompt with ``media``; ``place`` is its name in errors.
@@ -60,9 +60,7 @@ class OfflineMedia:
         Raises as ``add``, and what ``MediaPart.source`` raises.
         """
         media = media_in(messages)
-        if media and self._limits.refusal:
-            raise media[0].refused(self._limits.refusal)
-        check_kind(media, self._limits.kind)
+        check_read(media, self._limits.kind, self._limits.refusal)
         sources = [each.source() for each in media]
         self._limits.check_counts([each.kind for each in sources], [each.param for each in sources])
         return sources, self.loaded().placeholder_texts if media else {}
@@ -89,9 +87,9 @@ class OfflineMedia:
         return self._preprocessor
 
 
-def media_of(prompt: Mapping[str, Any], place: str, kind: MediaKind) -> list[MediaSource]:
+def media_of(prompt: Mapping[str, Any], place: str, limits: MediaLimits) -> list[MediaSource]:
     """Return the media of a prompt of ``LLM.generate``; see ``OfflineMedia.of``."""
-    data = prompt.get("multi_modal_data")
+    data, kind = prompt.get("multi_modal_data"), limits.kind
     if data is None:
         return []
     param = f"{place}.multi_modal_data"
@@ -100,7 +98,8 @@ def media_of(prompt: Mapping[str, Any], place: str, kind: MediaKind) -> list[Med
     kinds: tuple[MediaKind, ...] = ("image", "video") if kind == "image" else (kind,)
     for name, value in data.items():
         if name not in kinds and value is not None and (not hasattr(value, "__len__") or len(value)):
-            reason = f"only {' and '.join(PLURALS[each] for each in kinds)} are read"
+            read = "text" if limits.refusal else " and ".join(PLURALS[each] for each in kinds)
+            reason = f"only {read} {'is' if limits.refusal else 'are'} read"
             raise error("unsupported_parameter", param=f"{param}.{str(name)[:64]}", reason=reason)
     sources = []
     for each in kinds:

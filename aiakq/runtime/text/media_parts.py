@@ -98,14 +98,18 @@ def take_media(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
     return taken, media
 
 
-def check_kind(media: Sequence[MediaPart], kind: MediaKind) -> None:
-    """Raise ``unsupported_parameter`` for media that are not of the ``kind`` that the model reads.
+def check_read(media: Sequence[MediaPart], kind: MediaKind, refusal: str) -> None:
+    """Raise ``unsupported_parameter`` for media that the model does not read.
 
     Whether one that reads images reads videos is up to ``MediaLimits``.
+
+    kind, refusal  see ``MediaLimits``.
     """
     for each in media:
         if each.media != kind and not (each.media == "video" and kind == "image"):
-            raise each.refused(f"the model reads text and {PLURALS[kind]} only")
+            raise each.refused("only text is read" if refusal else f"the model reads text and {PLURALS[kind]} only")
+        if refusal:
+            raise each.refused(refusal)
 
 
 def _bare(part: dict[str, Any]) -> dict[str, Any]:

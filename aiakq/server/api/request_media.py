@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from aiakq.runtime.multimodal.images import refused
 from aiakq.runtime.multimodal.urls import MediaUrls, is_fetched
 from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaLimits
-from aiakq.runtime.text.media_parts import MediaPart, MediaSource, check_kind
+from aiakq.runtime.text.media_parts import MediaPart, MediaSource, check_read
 from aiakq.server.http.body_budget import image_bytes
 from aiakq.server.process.text_client import client_of_request
 from aiakq.server.process.text_messages import MediaFile
@@ -33,9 +33,7 @@ class RequestMedia:
         Raises ``unsupported_parameter`` for a model that does not read them, ``media_refused`` for too many, too
         large ones, ``bodies_too_large``, and what ``MediaPart.source`` and ``MediaUrls.read`` refuse.
         """
-        if limits.refusal:
-            raise media[0].refused(limits.refusal)
-        check_kind(media, limits.kind)
+        check_read(media, limits.kind, limits.refusal)
         sources = [each.source() for each in media]
         limits.check_counts([each.kind for each in sources], [each.param for each in sources])
         files: list[MediaFile] = []
