@@ -78,7 +78,7 @@ def test_windows_of_voxtral_are_those_of_transformers(folders, length):
 
 def test_the_placeholder_of_texts_has_the_tokens_around_it(folders):
     for kind, mark in MARKS.items():
-        assert preprocessor(kind, folders[kind]).placeholder_text == mark
+        assert preprocessor(kind, folders[kind]).placeholder_texts == {"audio": mark}
 
 
 @pytest.mark.parametrize(("length", "reason"), [(0, "too few"), (320, "too few"), (RATE + 1, "the model reads 1 s")])
