@@ -237,8 +237,8 @@ class LLM(PoolingMethods, TranscriptionMethods):
 
     def _read_chat(self, messages: list[dict[str, object]], *arguments: Any) -> TokenizedPrompt:
         """Render and tokenize a conversation."""
-        media, placeholder = self._media.in_conversation(messages)
-        text, ids = self._tokenized(self.tokenizer.chat_tokens, messages, *arguments, placeholder)
+        media, placeholders = self._media.in_conversation(messages)
+        text, ids = self._tokenized(self.tokenizer.chat_tokens, messages, *arguments, placeholders)
         return self._media.add(text, ids, media, "messages") if media else TokenizedPrompt(text, ids)
 
     def _new_request(self, prompt: TokenizedPrompt, params: SamplingParams, options: RequestOptions) -> Request:

@@ -11,7 +11,8 @@ from aiakq.errors import error
 class PromptDict(TypedDict, total=False):
     """A prompt as a text or token ids. ``cache_salt`` limits prefix caching to prompts with the same salt.
 
-    multi_modal_data  {"image": an image of Pillow, or a list of them}, for the placeholders of the prompt, in order.
+    multi_modal_data  {"image": an image of Pillow, or a list of them}, for the placeholders of the prompt, in order;
+                      and likewise "video" and "audio".
     """
 
     prompt: str | None

@@ -77,6 +77,7 @@ def load_image_samples(options: QuantizeOptions, checkpoint: Checkpoint, vocab_s
     here, and what loading its encoder raises.
     """
     from aiakq.runtime.multimodal.encoder import load_encoder
+    from aiakq.runtime.multimodal.preprocessor import MediaInput, PromptMedia
     from aiakq.runtime.multimodal.processor import ImagePreprocessor
     from aiakq.runtime.text.tokenizer import Tokenizer
 
@@ -88,6 +89,7 @@ def load_image_samples(options: QuantizeOptions, checkpoint: Checkpoint, vocab_s
         raise bad(given.name, "it holds no image", _HINT)
     tokenizer = Tokenizer.load(source, options.trust_remote_code)
     preprocessor = ImagePreprocessor.load(config.multimodal, tokenizer)
+    prompts = PromptMedia(tokenizer, [preprocessor])
     encoder = load_encoder(config)
     samples: list[Tensor] = []
     features: list[Tensor] = []
@@ -96,10 +98,10 @@ def load_image_samples(options: QuantizeOptions, checkpoint: Checkpoint, vocab_s
     for row in rows:
         prompt = _prompt(tokenizer, preprocessor.placeholder, row)
         try:
-            ids, [item] = preprocessor.expanded(prompt, [row.read()], [row.where], row.where)
+            ids, [item] = prompts.expanded(prompt, [MediaInput("image", row.read(), row.where)], row.where)
         except AiakqError as problem:
             raise bad(row.where, str(problem.message).rstrip("."), _HINT) from None
-        check_tokenized([[token for token in ids if token != config.multimodal.token_id]], vocab_size)
+        check_tokenized([[token for token in ids if token != preprocessor.token_id]], vocab_size)
         features.append(encoder(item).float().cpu())
         if item.grid is not None:
             places.append(torch.cartesian_prod(*map(torch.arange, item.grid)))
@@ -132,7 +134,7 @@ def _checked_config(options: QuantizeOptions, checkpoint: Checkpoint) -> EngineC
     multimodal = config.multimodal
     if multimodal is None or multimodal.kind != "image":
         raise refuse("the model reads no images")
-    if refusal := multimodal.refusal or encoder_refusal(config):
+    if refusal := multimodal.refusals.get("image") or encoder_refusal(config):
         raise refuse(refusal)
     return config
 

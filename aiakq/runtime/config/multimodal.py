@@ -1,4 +1,4 @@
-"""MultimodalConfig: whether a checkpoint's images and videos, or audios are computed, and how. No torch.
+"""MultimodalConfig: whether a checkpoint's images, videos or audios are computed, and how. No torch.
 
 That of models that transcribe audio is in speech.py.
 """
@@ -18,13 +18,14 @@ from aiakq.runtime.config.speech import SpeechConfig as SpeechConfig
 from aiakq.runtime.config.speech import transcribes_audio as transcribes_audio
 from aiakq.runtime.config.text_part import with_text_config
 from aiakq.runtime.config.video_reading import VideoReading
-from aiakq.runtime.protocol.media import AUDIO_ARCHITECTURES, IMAGE_ARCHITECTURES, MAX_ITEMS, PLURALS, MediaKind
+from aiakq.runtime.protocol.media import ARCHITECTURES, MAX_ITEMS, PLURALS, MediaKind
 
 #: Tokens of media whose embeddings are kept at most; those of one prompt have to fit.
 MAX_ENCODER_CACHE_TOKENS = 1 << 15
 #: Kind of media -> part of config.json with its encoder, and names of the token that stands for a part of an item.
 _KEYS: Mapping[MediaKind, tuple[str, tuple[str, str]]] = {
     "image": ("vision_config", ("image_token_id", "image_token_index")),
+    "video": ("vision_config", ("video_token_id", "video_token_index")),
     "audio": ("audio_config", ("audio_token_id", "audio_token_index")),
 }
 #: Architectures with M-RoPE -> fields of ``GridRope``.
@@ -48,35 +49,34 @@ class MultimodalConfig:
     """What a model reads besides text.
 
     architecture    that config.json names.
-    kind            images or audio.
+    kind            the first of those that its encoder reads: images, to which videos may come, or audio.
     folder          the model's.
-    token_id        the token that stands for a part of an item.
+    token_ids       kind -> the token that stands for a part of an item.
     raw             config.json, with a ``text_config``.
-    max_items       items per prompt.
-    processor_kwargs  arguments of the processor of images.
+    max_items       kind -> items per prompt.
+    processor_kwargs  arguments of the processors of images and videos.
+    video_reading   how files of videos are read.
     media_path      folder of files that file:// URLs may name; None for none.
     domains         hosts from which media are fetched; empty for every public one.
-    refusal         why they are refused; "" if they are read.
-    max_videos      videos per prompt, beside images.
-    video_token_id  the token that stands for a part of a video.
-    video_reading   how files of videos are read.
-    video_refusal   why videos are refused; "" if they are read.
+    refusals        kind that its encoder could read -> why its items are refused, if they are.
     """
 
     architecture: str
     kind: MediaKind = "image"
     folder: str = ""
-    token_id: int = -1
+    token_ids: Mapping[MediaKind, int] = field(default_factory=dict)
     raw: Mapping[str, Any] = field(default_factory=dict)
-    max_items: int = MAX_ITEMS
+    max_items: Mapping[MediaKind, int] = field(default_factory=dict)
     processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    video_reading: VideoReading = VideoReading()
     media_path: str | None = None
     domains: tuple[str, ...] = ()
-    refusal: str = ""
-    max_videos: int = 0
-    video_token_id: int = -1
-    video_reading: VideoReading = VideoReading()
-    video_refusal: str = "videos are not read"
+    refusals: Mapping[MediaKind, str] = field(default_factory=dict)
+
+    @property
+    def refusal(self) -> str:
+        """Why no media are read; "" if those of a kind are."""
+        return "" if self.max_items.keys() - self.refusals.keys() else self.refusals.get(self.kind, "")
 
     @property
     def part(self) -> str:
@@ -121,53 +121,41 @@ class MultimodalConfig:
         """
         limits, reading = media_limits(args.limit_mm_per_prompt or {}), VideoReading.from_argument(args.media_io_kwargs)
         raw = with_text_config(raw)
-        kinds = [kind for kind in _KEYS if isinstance(raw.get(_KEYS[kind][0]), dict)]
-        if not (isinstance(raw.get("text_config"), dict) and kinds):
+        parts = [part for part, _ in _KEYS.values() if isinstance(raw.get(part), dict)]
+        if not (isinstance(raw.get("text_config"), dict) and parts):
             return None
-        kind = kinds[0]
-        if kind == "audio" and args.mm_processor_kwargs:
+        kinds = [kind for kind, (part, _) in _KEYS.items() if part == parts[0]]
+        if kinds[0] == "audio" and args.mm_processor_kwargs:
             expected = "nothing for a model that reads audio, whose files say how"
             given = {"option": "--mm-processor-kwargs", "value": args.mm_processor_kwargs, "expected": expected}
             raise error("bad_option", **given, hint="Leave it out.")
         named = raw.get("architectures")
         architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-        name, other_name = _KEYS[kind][1]
-        token = raw.get(name, raw.get(other_name))
-        refusal = _refusal(args, kind, architecture, has_draft_model)
-        if not refusal and type(token) is not int:
-            refusal = f"config.json has no {name}"
-        video_refusal, video_token = _video_refusal(architecture, limits["video"]), raw.get("video_token_id")
-        if not video_refusal and type(video_token) is not int:
-            video_refusal = "config.json has no video_token_id"
-        if not refusal and not limits[kind] and video_refusal:
-            refusal = "--limit-mm-per-prompt allows none"
+        tokens = {kind: _token_id(raw, kind) for kind in kinds}
         return MultimodalConfig(
             architecture=architecture,
-            kind=kind,
+            kind=kinds[0],
             folder=folder,
-            token_id=token if type(token) is int else -1,
+            token_ids={kind: token for kind, token in tokens.items() if token is not None},
             raw=raw,
-            max_items=limits[kind],
+            max_items={kind: limits[kind] for kind in kinds},
             processor_kwargs=args.mm_processor_kwargs or {},
+            video_reading=reading,
             media_path=args.allowed_local_media_path,
             domains=tuple(args.allowed_media_domains or ()),
-            refusal=refusal,
-            max_videos=limits["video"],
-            video_token_id=video_token if type(video_token) is int else -1,
-            video_reading=reading,
-            video_refusal=video_refusal,
+            refusals=_refusals(args, architecture, tokens, limits, has_draft_model),
         )
 
 
-def media_limits(given: Mapping[str, object]) -> dict[str, int]:
+def media_limits(given: Mapping[str, object]) -> dict[MediaKind, int]:
     """Return the items of each kind per prompt of --limit-mm-per-prompt. Raises ``bad_option``.
 
     A limit may be an object with ``count``, as in vLLM.
     """
-    found: dict[str, int] = dict.fromkeys(PLURALS, MAX_ITEMS)
+    found: dict[MediaKind, int] = dict.fromkeys(PLURALS, MAX_ITEMS)
     for kind, value in given.items():
         count = value.get("count", MAX_ITEMS) if isinstance(value, dict) else value
-        if kind not in ("image", "video", "audio") or type(count) is not int or not 0 <= count <= MAX_ITEMS:
+        if kind not in found or type(count) is not int or not 0 <= count <= MAX_ITEMS:
             raise error(
                 "bad_option",
                 option="--limit-mm-per-prompt",
@@ -179,21 +167,41 @@ def media_limits(given: Mapping[str, object]) -> dict[str, int]:
     return found
 
 
-def _video_refusal(architecture: str, max_videos: int) -> str:
-    """Return why videos of a checkpoint are refused, although its images are read; "" if they are."""
-    if architecture not in _GRIDS:
-        known = ", ".join(name.removesuffix("ForConditionalGeneration") for name in _GRIDS)
-        return f"videos of {architecture:.64} are not computed; those of {known} are"
-    return "" if max_videos else "--limit-mm-per-prompt allows no videos"
+def _token_id(raw: Mapping[str, Any], kind: MediaKind) -> int | None:
+    """Return the token of config.json that stands for a part of an item; None without one."""
+    name, other_name = _KEYS[kind][1]
+    token = raw.get(name, raw.get(other_name))
+    return token if type(token) is int else None
+
+
+def _refusals(
+    args: EngineArguments,
+    architecture: str,
+    tokens: Mapping[MediaKind, int | None],
+    limits: Mapping[MediaKind, int],
+    has_draft_model: bool,
+) -> dict[MediaKind, str]:
+    """Return the kinds of ``tokens``, which an encoder could read, whose items are refused, and why.
+
+    Nothing is read by an encoder that does not read the first of them.
+    """
+    found: dict[MediaKind, str] = {}
+    first = next(iter(tokens))
+    for kind, token in tokens.items():
+        refusal = found.get(first) or _refusal(args, kind, architecture, has_draft_model)
+        if not refusal and token is None:
+            refusal = f"config.json has no {_KEYS[kind][1][0]}"
+        if refusal:
+            found[kind] = refusal
+    return {kind: f"--limit-mm-per-prompt allows no {PLURALS[kind]}" for kind in tokens if not limits[kind]} | found
 
 
 def _refusal(args: EngineArguments, kind: MediaKind, architecture: str, has_draft_model: bool) -> str:
-    """Return why media of a checkpoint are refused; "" if they are read."""
+    """Return why media of a kind are refused; "" if they are read."""
     if args.language_model_only:
         return f"--language-model-only leaves out the encoder of {PLURALS[kind]}"
-    listed = IMAGE_ARCHITECTURES if kind == "image" else AUDIO_ARCHITECTURES
-    if architecture not in listed:
-        known = ", ".join(name.removesuffix("ForConditionalGeneration") for name in listed)
+    if architecture not in ARCHITECTURES[kind]:
+        known = ", ".join(name.removesuffix("ForConditionalGeneration") for name in ARCHITECTURES[kind])
         return f"{PLURALS[kind]} of {architecture:.64} are not computed; those of {known} are"
     if args.model_impl == "transformers":
         return "with --model-impl transformers, only text is read"

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiakq.runtime.multimodal.audio_files import decode_audio, refused
-from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor, Processed
+from aiakq.runtime.multimodal.config_keys import completed_config
+from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor
+from aiakq.runtime.multimodal.processed import Processed, record
 from aiakq.runtime.multimodal.spectrogram import RATE, Samples, Spectrogram
-from aiakq.runtime.protocol.media import TensorRecord
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.multimodal import MultimodalConfig
@@ -50,11 +51,7 @@ class Qwen2Audio(AudioFamily):
         count = (states - 2) // 2 + 1
         if count < 1:
             raise refused(param, f"its {len(samples)} samples are too few for the model")
-        values = np.ascontiguousarray(made.of(samples), "<f4")
-        tensors = {
-            "input_features": TensorRecord("float32", list(values.shape), values.tobytes()),
-            "num_states": TensorRecord("int64", [1], np.array([states], "<i8").tobytes()),
-        }
+        tensors = {"input_features": record(made.of(samples)), "num_states": record(np.array([states]))}
         return Processed(tensors, count=count)
 
 
@@ -69,12 +66,10 @@ class Voxtral(AudioFamily):
         number = -(-len(samples) // made.num_samples)
         padded = np.pad(samples, (0, number * made.num_samples - len(samples)))
         values = made.of(padded)
-        windows = np.ascontiguousarray(values.reshape(len(values), number, -1).swapaxes(0, 1), "<f4")
+        windows = values.reshape(len(values), number, -1).swapaxes(0, 1)
         widths = self.config["hidden_size"], self.config["intermediate_size"]
         count = number * made.num_states * widths[0] // widths[1]
-        return Processed(
-            {"input_features": TensorRecord("float32", list(windows.shape), windows.tobytes())}, count=count
-        )
+        return Processed({"input_features": record(windows)}, count=count)
 
 
 #: Architecture -> how it reads audio.
@@ -91,19 +86,13 @@ class AudioPreprocessor(MediaPreprocessor):
 
     def __init__(self, config: MultimodalConfig, tokenizer: Tokenizer) -> None:
         """Raises what ``Spectrogram`` raises."""
-        super().__init__(config, tokenizer, config.token_id)
-        self._family = FAMILIES[config.architecture](_completed(config), Spectrogram(config.spectrogram))
+        super().__init__(config, tokenizer)
+        self._family = FAMILIES[config.architecture](
+            completed_config(config.raw)[config.part], Spectrogram(config.spectrogram)
+        )
         before, behind = self._family.around
-        self.placeholder_texts = {"audio": f"{before}{self.placeholder}{behind}"}
+        self.placeholder_text = f"{before}{self.placeholder}{behind}"
 
-    def _processed(self, media: Samples | bytes, param: str) -> Processed:
+    def processed(self, media: Samples | bytes, param: str) -> Processed:
         """See ``MediaPreprocessor``."""
         return self._family.processed(decode_audio(media, param) if isinstance(media, bytes) else media, param)
-
-
-def _completed(config: MultimodalConfig) -> dict[str, Any]:
-    """Return ``audio_config`` with the defaults of transformers' class, which files leave out."""
-    from transformers import CONFIG_MAPPING
-
-    found: dict[str, Any] = CONFIG_MAPPING[str(config.raw["model_type"])].from_dict(dict(config.raw)).to_dict()
-    return dict(found[config.part])

@@ -9,16 +9,19 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_json
 from aiakq.formats.quantization_config import CONFIG_KEYS
 from aiakq.runtime.config import known_keys
 from aiakq.runtime.config.multimodal import MultimodalConfig
+
+if TYPE_CHECKING:
+    from aiakq.runtime.text.tokenizer import Tokenizer
 
 #: Keys of any part that say what it is.
 _ALWAYS = frozenset({"architectures", "model_type", "dtype", "torch_dtype", "aiakq", "auto_map", *CONFIG_KEYS})
@@ -247,3 +250,23 @@ def processor_config(folder: str) -> dict[str, Any]:
     """Return the contents of processor_config.json; {} without one."""
     path = Path(folder, "processor_config.json")
     return read_json(path, path.name) if path.exists() else {}
+
+
+def completed_config(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with the defaults of transformers' class, which files leave out."""
+    from transformers import CONFIG_MAPPING
+
+    completed: dict[str, Any] = CONFIG_MAPPING[str(raw["model_type"])].from_dict(dict(raw)).to_dict()
+    return completed
+
+
+def special_token(tokenizer: Tokenizer, folder: str) -> Callable[[str, str], str]:
+    """Return a function for tokens by name; processor_config.json names some, and the tokenizer's config others."""
+    stated = processor_config(folder) if folder else {}
+
+    def named(name: str, default: str) -> str:
+        found = stated.get(name) if name in TOKENS else None
+        found = found or getattr(getattr(tokenizer, "hf", None), name, None)
+        return found if isinstance(found, str) else default
+
+    return named

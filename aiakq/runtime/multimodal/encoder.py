@@ -27,20 +27,8 @@ class TransformersEncoder:
     """The tower and projector of a model of transformers."""
 
     def __init__(self, hf: Any, kind: MediaKind, dtype: torch.dtype, device: torch.device, added_layers: int) -> None:
-        """kind: of its media; added_layers: see ``MultimodalConfig``."""
-        # Kind of an item -> the function for it, and the same of the model inside, which lists its arguments.
-        functions: dict[MediaKind, tuple[Callable[..., Any], Callable[..., Any]]]
-        if kind == "audio":
-            functions = {"audio": (audio_features(hf),) * 2}
-        else:
-            inner = _inner(hf)
-            functions = {"image": (hf.get_image_features, inner.get_image_features)}
-            if hasattr(inner, "get_video_features"):
-                functions["video"] = (hf.get_video_features, inner.get_video_features)
-        self._functions = {
-            of: (function, frozenset(inspect.signature(described).parameters))
-            for of, (function, described) in functions.items()
-        }
+        """kind, added_layers: see ``MultimodalConfig``."""
+        self._functions = _functions(hf, kind)
         self._width = hf.config.text_config.hidden_size
         self._dtype, self._device, self._added_layers = dtype, device, added_layers
 
@@ -160,6 +148,28 @@ def _check_complete(config: EngineConfig, info: Mapping[str, Any]) -> None:
         named = PLURALS[config.multimodal.kind]
         missing_text = f"its encoder of {named} lacks {len(names)} tensors, such as {names[0]}"
         raise error("model_incomplete", path=str(config.load.path), missing=missing_text)
+
+
+def _functions(hf: Any, kind: MediaKind) -> dict[MediaKind, tuple[Callable[..., Any], frozenset[str]]]:
+    """Return kind of media -> the function that computes its embeddings, and the names of its arguments.
+
+    kind  the first that the model of transformers ``hf`` reads; see ``MultimodalConfig``.
+    """
+    if kind == "audio":
+        compute = audio_features(hf)
+        return {"audio": (compute, _parameters(compute))}
+    functions: dict[MediaKind, str] = {"image": "get_image_features", "video": "get_video_features"}
+    inner = _inner(hf)
+    return {
+        each: (getattr(hf, name), _parameters(getattr(inner, name)))
+        for each, name in functions.items()
+        if hasattr(inner, name)
+    }
+
+
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of the arguments of a function."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _inner(hf: Any) -> Any:

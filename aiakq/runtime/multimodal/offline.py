@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from aiakq.errors import error
 from aiakq.runtime.multimodal.audio_files import samples_of
 from aiakq.runtime.multimodal.images import as_rgb, is_image
-from aiakq.runtime.multimodal.loading import load_preprocessor
+from aiakq.runtime.multimodal.loading import load_media_preprocessors
+from aiakq.runtime.multimodal.preprocessor import MediaInput
 from aiakq.runtime.multimodal.urls import MediaUrls
 from aiakq.runtime.multimodal.videos import listed_videos, video_of
-from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, MediaLimits
+from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, MediaLimits, named_kinds
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.media_parts import MediaSource, check_read
@@ -19,7 +20,7 @@ from aiakq.runtime.text.message_parts import media_in
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
-    from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor
+    from aiakq.runtime.multimodal.preprocessor import PromptMedia
     from aiakq.runtime.text.tokenizer import Tokenizer
 
 
@@ -29,7 +30,7 @@ class OfflineMedia:
     def __init__(self, config: EngineConfig, limits: MediaLimits, tokenizer: Tokenizer) -> None:
         """Raises ``bad_option`` for arguments that the processor does not take."""
         self._config, self._limits, self._tokenizer = config, limits, tokenizer
-        self._preprocessor: MediaPreprocessor | None = None
+        self._loaded: PromptMedia | None = None
         self._urls = (
             MediaUrls(config.multimodal.media_path, config.multimodal.domains) if config.multimodal else MediaUrls()
         )
@@ -39,7 +40,7 @@ class OfflineMedia:
     def of(self, prompt: Mapping[str, Any], place: str) -> list[MediaSource]:
         """Return the media of a prompt of ``LLM.generate``.
 
-        Raises ``invalid_type`` for anything that is none, ``unsupported_parameter`` for other kinds than the model's.
+        Raises ``invalid_type`` for anything that is none, ``unsupported_parameter`` for kinds that are not read.
         """
         return media_of(prompt, place, self._limits)
 
@@ -49,42 +50,43 @@ class OfflineMedia:
         Raises ``unsupported_parameter``, ``media_refused``, ``no_pillow``, ``no_soundfile``, ``no_tokenizer`` and
         ``model_malformed``.
         """
-        self._limits.check_counts([each.kind for each in media], [each.param for each in media])
-        read = [self._read(each) for each in media]
-        ids, items = self.loaded().expanded(token_ids, read, [each.param for each in media], place)
+        self._limits.check_counts((each.kind, each.param) for each in media)
+        read = [MediaInput(each.kind, self._read(each), each.param) for each in media]
+        ids, items = self.loaded().expanded(token_ids, read, place)
         return Prompt(text, ids, media=items)
 
-    def in_conversation(self, messages: list[dict[str, object]]) -> tuple[list[MediaSource], dict[str, str]]:
-        """Return where the media of a conversation come from, and their placeholders by kind where a prompt is text.
+    def in_conversation(self, messages: list[dict[str, object]]) -> tuple[list[MediaSource], dict[MediaKind, str]]:
+        """Return where the media of a conversation come from, and their placeholders where a prompt is text, by kind.
 
         Raises as ``add``, and what ``MediaPart.source`` raises.
         """
         media = media_in(messages)
-        check_read(media, self._limits.kind, self._limits.refusal)
+        check_read(media, self._limits)
         sources = [each.source() for each in media]
-        self._limits.check_counts([each.kind for each in sources], [each.param for each in sources])
-        return sources, self.loaded().placeholder_texts if media else {}
+        self._limits.check_counts((each.kind, each.param) for each in sources)
+        return sources, self.loaded().placeholders if media else {}
 
     def _read(self, source: MediaSource) -> Any:
-        if source.kind == "video":
-            is_url = source.value is None
-            return self._urls.read_video(source.url, source.param) if is_url else video_of(source.value, source.param)
+        if source.value is None and source.kind == "video":
+            return self._urls.read_video(source.url, source.param)
         if source.value is None:
             return self._urls.read(source.url, source.param)
-        if self._limits.kind == "audio":
+        if source.kind == "video":
+            return video_of(source.value, source.param)
+        if source.kind == "audio":
             return samples_of(source.value, source.param)
         if not is_image(source.value):
             reason = f"an image of Pillow is expected, not {type(source.value).__name__:.64}"
             raise error("invalid_type", param=source.param, reason=reason)
         return as_rgb(source.value, source.param)
 
-    def loaded(self) -> MediaPreprocessor:
-        if self._preprocessor is None:
+    def loaded(self) -> PromptMedia:
+        if self._loaded is None:
             assert self._config.multimodal is not None, "the limits allow media"
             if not self._tokenizer.has_text:
                 raise error("no_tokenizer")
-            self._preprocessor = load_preprocessor(self._config.multimodal, self._tokenizer)
-        return self._preprocessor
+            self._loaded = load_media_preprocessors(self._config.multimodal, self._tokenizer)
+        return self._loaded
 
 
 def media_of(prompt: Mapping[str, Any], place: str, limits: MediaLimits) -> list[MediaSource]:
@@ -93,38 +95,41 @@ def media_of(prompt: Mapping[str, Any], place: str, limits: MediaLimits) -> list
     if data is None:
         return []
     param = f"{place}.multi_modal_data"
+    kinds = limits.kinds or list(limits.max_items) or ["image"]
     if not isinstance(data, Mapping):
-        raise error("invalid_type", param=param, reason=f'a dict such as {{"{kind}": {kind}}} is expected')
-    kinds: tuple[MediaKind, ...] = ("image", "video") if kind == "image" else (kind,)
+        raise error("invalid_type", param=param, reason=f'a dict such as {{"{kinds[0]}": {kinds[0]}}} is expected')
     for name, value in data.items():
-        if name not in kinds and value is not None and (not hasattr(value, "__len__") or len(value)):
-            read = "text" if limits.refusal else " and ".join(PLURALS[each] for each in kinds)
-            reason = f"only {read} {'is' if limits.refusal else 'are'} read"
+        if name not in PLURALS and _is_given(value):
+            reason = f"only {named_kinds(kinds)} are read"
             raise error("unsupported_parameter", param=f"{param}.{str(name)[:64]}", reason=reason)
-    sources = []
-    for each in kinds:
-        media = data.get(each)
-        listed = [] if media is None else _listed(media, each)
-        sources += [MediaSource(f"{param}.{each}[{n}]", value=value, kind=each) for n, value in enumerate(listed)]
-    return sources
+    return [
+        MediaSource(kind, f"{param}.{kind}[{number}]", value=each)
+        for kind in PLURALS
+        if kind in limits.kinds or _is_given(data.get(kind))
+        for number, each in enumerate(_listed(data.get(kind), kind))
+    ]
+
+
+def _is_given(value: Any) -> bool:
+    """Whether a value of ``multi_modal_data`` is something: neither None nor an empty list."""
+    return value is not None and (not hasattr(value, "__len__") or len(value) > 0)
 
 
 def _listed(media: Any, kind: MediaKind) -> list[Any]:
-    """Return one or several items of a kind as a list."""
+    """Return ``media``, None or one or several items, as a list: an audio may be a pair of samples and their rate, or a
+    list of samples, and a video a list of frames.
+    """
+    if media is None:
+        return []
     if kind == "video":
         return listed_videos(media)
-    return list(media) if _is_several(media, kind) else [media]
-
-
-def _is_several(media: Any, kind: MediaKind) -> bool:
-    """Whether ``media`` are several items: an audio may be a pair of samples and their rate, or a list of samples."""
-    if kind == "image":
-        return isinstance(media, (list, tuple))
-    return isinstance(media, list) and not (media and isinstance(media[0], (int, float)))
+    is_one = isinstance(media, tuple) or (isinstance(media, list) and media and isinstance(media[0], (int, float)))
+    is_several = isinstance(media, (list, tuple)) and not (kind == "audio" and is_one)
+    return list(media) if is_several else [media]
 
 
 def check_not_truncated(media: Sequence[MediaItem], params: SamplingParams) -> None:
     """Raise ``unsupported_parameter`` for a prompt with media that would be truncated."""
     if media and params.truncate_prompt_tokens is not None:
-        reason = f"a prompt with {PLURALS[media[0].kind]} is not truncated"
+        reason = f"a prompt with {named_kinds(item.kind for item in media)} is not truncated"
         raise error("unsupported_parameter", param="truncate_prompt_tokens", reason=reason)

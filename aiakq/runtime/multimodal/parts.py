@@ -1,4 +1,4 @@
-"""What media add to an engine. Its modules are imported only for a model that reads images or audio."""
+"""What media add to an engine. Its modules are imported only for a model that reads images, videos or audio."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiakq.runtime.models.decoder import Decoder
 from aiakq.runtime.multimodal.config_keys import refused_key, refused_video_key
 from aiakq.runtime.multimodal.encoder_files import encoder_bytes, encoder_refusal
 from aiakq.runtime.protocol.limits import TEXT_ONLY
-from aiakq.runtime.protocol.media import PLURALS, MediaLimits
+from aiakq.runtime.protocol.media import PLURALS, MediaLimits, named_kinds
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
@@ -32,17 +32,16 @@ def media_limits(config: EngineConfig, model: Model) -> MediaLimits:
         or encoder_refusal(config)
         or refused_key(multimodal)
     ):
-        return MediaLimits(refusal, kind=multimodal.kind)
-    video_refusal = multimodal.video_refusal or refused_video_key(multimodal)
-    max_videos = 0 if video_refusal else multimodal.max_videos
-    most = config.scheduler.encoder_cache_tokens
-    return MediaLimits("", multimodal.max_items, most, multimodal.kind, max_videos, video_refusal)
+        return MediaLimits(refusal)
+    refusals = dict(multimodal.refusals)
+    if "video" in multimodal.max_items.keys() - refusals.keys() and (refusal := refused_video_key(multimodal)):
+        refusals["video"] = refusal
+    return MediaLimits("", dict(multimodal.max_items), config.scheduler.encoder_cache_tokens, refusals)
 
 
 def media_read(config: EngineConfig, model: Model) -> str:
-    """Return what prompts may have besides text, images or audios; "" for nothing."""
-    limits = media_limits(config, model)
-    return "" if limits.refusal else PLURALS[limits.kind]
+    """Return what prompts may have besides text, such as images and videos; "" for nothing."""
+    return named_kinds(media_limits(config, model).kinds)
 
 
 def _whole_refusal(config: EngineConfig, model: Model, tokens: int) -> str:

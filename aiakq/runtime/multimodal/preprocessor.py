@@ -1,89 +1,107 @@
-"""MediaPreprocessor: media and the tokens of a prompt become ``MediaItem``s. No torch."""
+"""PromptMedia: media and the tokens of a prompt become ``MediaItem``s. No torch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import numpy as np
-
+from aiakq.errors import AiakqError
 from aiakq.runtime.multimodal.images import refused
-from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, TensorRecord, media_key
+from aiakq.runtime.multimodal.processed import Processed
+from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, media_key
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.multimodal import MultimodalConfig
     from aiakq.runtime.text.tokenizer import Tokenizer
 
-#: NumPy's names of dtypes -> those that ``TensorRecord`` has.
-_DTYPES = {"float32": "float32", "float64": "float32", "int64": "int64", "int32": "int64", "bool": "bool"}
 
+class MediaInput(NamedTuple):
+    """An image, video or audio of a prompt.
 
-@dataclass(frozen=True)
-class Processed:
-    """One item, preprocessed.
-
-    tensors  arguments of the encoder by name.
-    text     what takes the place of its placeholder, with a token for each embedding; "" for nothing but ``count`` of
-             these tokens.
-    grid     see ``MediaItem``.
-    times    see ``MediaItem``; they are a part of its key.
-    begins_alone  whether its text would be tokenized together with text before it.
+    value  its file, or a video's files; or what is decoded already: an image in RGB, a ``Video``, samples.
+    param  its name in errors.
     """
 
-    tensors: dict[str, TensorRecord]
-    text: str = ""
-    count: int = 0
-    grid: tuple[int, int] | None = None
-    times: list[int] = field(default_factory=list)
-    begins_alone: bool = False
+    kind: MediaKind
+    value: Any
+    param: str
 
 
 class MediaPreprocessor(ABC):
-    """Preprocesses the media of a model, one at a time: what the tensors of an item are does not depend on the others
-    of its prompt.
+    """Preprocesses media of one kind, one at a time: what the tensors of an item are does not depend on the others of
+    its prompt.
 
     kind              of the media.
     is_whole          see ``MediaItem``.
-    placeholder       token of prompts that stands for an item.
-    placeholder_texts  by kind, the same with the tokens around it, for chat templates that take no parts.
+    begins_alone      whether an item's text would be tokenized together with text before it.
+    token_id          token that stands for an embedding.
+    placeholder_id    token of prompts that stands for an item.
+    placeholder       its text.
+    placeholder_text  the same with the tokens around it, for chat templates that take no parts.
     """
 
     kind: ClassVar[MediaKind]
     is_whole = False
+    begins_alone = False
 
-    def __init__(self, config: MultimodalConfig, tokenizer: Tokenizer, placeholder_id: int) -> None:
-        self._token_id, self._placeholder_id = config.token_id, placeholder_id
-        [self.placeholder] = tokenizer.raw_tokens([placeholder_id])
-        self.placeholder_texts = {str(self.kind): self.placeholder}
-        # Kind of an item -> its placeholder, and the token for a part of it.
-        self._tokens: dict[MediaKind, tuple[int, int]] = {self.kind: (placeholder_id, config.token_id)}
+    def __init__(self, config: MultimodalConfig, tokenizer: Tokenizer, placeholder_id: int | None = None) -> None:
+        """placeholder_id: that of ``config`` if not given."""
+        self.token_id = config.token_ids[self.kind]
+        self.placeholder_id = self.token_id if placeholder_id is None else placeholder_id
+        [self.placeholder] = tokenizer.raw_tokens([self.placeholder_id])
+        self.placeholder_text = self.placeholder
+
+    @abstractmethod
+    def processed(self, media: Any, param: str) -> Processed:
+        """Preprocess the ``value`` of a ``MediaInput``; ``param`` is its name in errors. Raises ``media_refused``."""
+
+    def item(self, processed: Processed, ids: Sequence[int], start: int) -> MediaItem:
+        """Return the item whose tokens ``ids`` are at ``start`` of the prompt."""
+        places: list[tuple[int, int]] = []
+        for number, token in enumerate(ids, start):
+            if token != self.token_id:
+                continue
+            if places and sum(places[-1]) == number:
+                places[-1] = (places[-1][0], places[-1][1] + 1)
+            else:
+                places.append((number, 1))
+        key, times = media_key(self.kind, processed.hashed), processed.times
+        return MediaItem(self.kind, key, places, processed.tensors, processed.grid, self.is_whole, times=times)
+
+
+class PromptMedia:
+    """Puts the media of a model into its prompts.
+
+    placeholders  kind -> text of its placeholder, for chat templates that take no parts.
+    failures      kind -> why its items cannot be preprocessed, although the model reads them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        preprocessors: Sequence[MediaPreprocessor],
+        failures: Mapping[MediaKind, AiakqError] | None = None,
+    ) -> None:
+        self._preprocessors = {each.kind: each for each in preprocessors}
+        self.placeholders: dict[MediaKind, str] = {each.kind: each.placeholder_text for each in preprocessors}
+        self.failures = dict(failures or {})
         self._tokenizer = tokenizer
         self._newlines = Newlines(tokenizer)
 
-    @abstractmethod
-    def _processed(self, media: Any, param: str) -> Processed:
-        """Preprocess a file, or what is decoded already; ``param`` is its name in errors. Raises ``media_refused``."""
-
-    def kind_of(self, media: Any) -> MediaKind:
-        """Return what ``media`` are."""
-        return self.kind
-
     def expanded(
-        self, token_ids: Sequence[int], media: Sequence[Any], params: Sequence[str], prompt: str = "prompt"
+        self, token_ids: Sequence[int], media: Sequence[MediaInput], prompt: str = "prompt"
     ) -> tuple[list[int], tuple[MediaItem, ...]]:
         """Return the tokens of a prompt with each placeholder replaced by the tokens of its item, and the items.
 
-        media   files; or images in RGB, videos, or samples; those of each kind in the order of their placeholders.
-        params  their names in errors.
-        prompt  that of the prompt.
+        media   those of each kind in the order of their placeholders.
+        prompt  name of the prompt in errors.
 
         Raises ``media_refused`` for an item that is damaged or too large or that the model does not read, and unless
-        there are as many placeholders.
+        there are as many placeholders; and the ``failures`` of the kinds.
         """
-        waiting = self._by_placeholder(token_ids, media, params, prompt)
+        waiting = self._by_placeholder(token_ids, media, prompt)
         ids: list[int] = []
         items = []
         begin = 0
@@ -91,38 +109,35 @@ class MediaPreprocessor(ABC):
             if token not in waiting:
                 continue
             ids += token_ids[begin:at]
-            each, param = waiting[token].popleft()
-            processed, kind, begin = self._processed(each, param), self.kind_of(each), at + 1
-            text, (_, token_id) = processed.text, self._tokens[kind]
-            if processed.begins_alone and ids and not self._newlines.ends_word(ids[-1]):
+            begin, (kind, value, param) = at + 1, waiting[token].popleft()
+            preprocessor = self._preprocessors[kind]
+            processed = preprocessor.processed(value, param)
+            text = processed.text
+            if preprocessor.begins_alone and ids and not self._newlines.ends_word(ids[-1]):
                 raise refused(param, f"text before a {kind} has to end with a line end or a special token")
             if text.endswith("\n"):  # a tokenizer has tokens for several line ends
                 text, begin = self._joined(text, ids, token_ids, begin, param)
-            own = self._tokenizer.encode(text, False) if text else [token_id] * processed.count
-            hashed = processed.tensors | ({"times": record(np.array(processed.times))} if processed.times else {})
-            key, places = media_key(kind, hashed), _places(token_id, own, len(ids))
-            grid, times = processed.grid, processed.times
-            items.append(MediaItem(kind, key, places, processed.tensors, grid, self.is_whole, times=times))
+            own = self._tokenizer.encode(text, False) if text else [preprocessor.token_id] * processed.count
+            items.append(preprocessor.item(processed, own, len(ids)))
             ids += own
         return ids + list(token_ids[begin:]), tuple(items)
 
     def _by_placeholder(
-        self, token_ids: Sequence[int], media: Sequence[Any], params: Sequence[str], prompt: str
-    ) -> dict[int, deque[tuple[Any, str]]]:
-        """Return ``media`` and their names by their placeholders. Raises as ``expanded``."""
-        waiting: dict[int, deque[tuple[Any, str]]] = {token: deque() for token, _ in self._tokens.values()}
-        for each, param in zip(media, params, strict=True):
-            kind = self.kind_of(each)
-            if kind not in self._tokens:
-                raise refused(param, f"{PLURALS[kind]} are not read")
-            waiting[self._tokens[kind][0]].append((each, param))
-        for kind, (placeholder, token) in self._tokens.items():
-            found, given = token_ids.count(placeholder), len(waiting[placeholder])
-            if placeholder != token and token in token_ids:
-                raise refused(prompt, f"it has the token {token}, which stands for a part of an {kind}")
-            if found != given:
-                [named] = self._tokenizer.raw_tokens([placeholder])
-                raise refused(prompt, f"there are {given} {PLURALS[kind]} for its {found} placeholders {named}")
+        self, token_ids: Sequence[int], media: Sequence[MediaInput], prompt: str
+    ) -> dict[int, deque[MediaInput]]:
+        """Return ``media`` by their placeholders. Raises as ``expanded``."""
+        waiting: dict[int, deque[MediaInput]] = {each.placeholder_id: deque() for each in self._preprocessors.values()}
+        for each in media:
+            if each.kind not in self._preprocessors:
+                raise self.failures.get(each.kind) or refused(each.param, f"{PLURALS[each.kind]} are not read")
+            waiting[self._preprocessors[each.kind].placeholder_id].append(each)
+        for kind, one in self._preprocessors.items():
+            if one.placeholder_id != one.token_id and one.token_id in token_ids:
+                raise refused(prompt, f"it has the token {one.token_id}, which stands for a part of an {kind}")
+            given, found = len(waiting[one.placeholder_id]), token_ids.count(one.placeholder_id)
+            if given != found:
+                reason = f"there are {given} {PLURALS[kind]} for its {found} placeholders {one.placeholder}"
+                raise refused(prompt, reason)
         return waiting
 
     def _joined(self, text: str, ids: list[int], token_ids: Sequence[int], begin: int, param: str) -> tuple[str, int]:
@@ -141,27 +156,6 @@ class MediaPreprocessor(ABC):
             after += count
             begin += 1
         return "\n" * before + text + "\n" * after, begin
-
-
-def _places(token_id: int, ids: list[int], start: int) -> list[tuple[int, int]]:
-    """Return the runs of the token of embeddings in the tokens of an item, which are at ``start`` of the prompt."""
-    places: list[tuple[int, int]] = []
-    for number, token in enumerate(ids, start):
-        if token != token_id:
-            continue
-        if places and sum(places[-1]) == number:
-            places[-1] = (places[-1][0], places[-1][1] + 1)
-        else:
-            places.append((number, 1))
-    return places
-
-
-def record(array: Any) -> TensorRecord:
-    """Return an array of NumPy as a ``TensorRecord``."""
-    found = np.asarray(array)
-    dtype = _DTYPES[found.dtype.name]
-    converted = np.ascontiguousarray(found.astype(dtype, copy=False))
-    return TensorRecord(dtype, list(converted.shape), converted.tobytes())
 
 
 class Newlines:

@@ -117,7 +117,11 @@ class MediaUrls:
         parsed = client.build_request(
             "GET",
             parsed.url.copy_with(host=address),
-            headers={"Host": parsed.headers["Host"], "Accept": "image/*, audio/*", "Accept-Encoding": "identity"},
+            headers={
+                "Host": parsed.headers["Host"],
+                "Accept": "image/*, video/*, audio/*",
+                "Accept-Encoding": "identity",
+            },
             extensions={"sni_hostname": host},
         )
         answer = await client.send(parsed, stream=True)

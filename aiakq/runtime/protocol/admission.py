@@ -60,7 +60,8 @@ def admit(
     if max_new_tokens < max(0 if params.max_tokens == 0 else 1, max_tokens):
         wanted = max(int(limits.generates), max_tokens)
         param = "max_tokens" if max_new_tokens > 0 else "prompt"
-        raise limits.too_long(param, len(prompt_token_ids), wanted, has_media=any(item.places for item in media))
+        kind = next((item.kind for item in media if item.places), None)
+        raise limits.too_long(param, len(prompt_token_ids), wanted, kind)
     return RequestSpec(
         request_id=request_id,
         prompt_token_ids=list(prompt_token_ids),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.grammar import GrammarDefaults
-from aiakq.runtime.protocol.media import MediaLimits
+from aiakq.runtime.protocol.media import MediaKind, MediaLimits
 from aiakq.runtime.protocol.pooling_params import Pooling, PoolingLimits
 from aiakq.runtime.protocol.request import DEFAULT_OPTIONS, RequestOptions, RequestSpec
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.protocol.transcripts import SpeechLimits
 
+#: Kind of media -> what makes a prompt with them shorter.
+_SHORTER: Mapping[MediaKind, str] = {
+    "image": "send fewer or smaller images",
+    "video": "send fewer or smaller frames",
+    "audio": "send fewer or shorter audios",
+}
 #: Of models that read nothing but text.
 TEXT_ONLY = MediaLimits("only text is read")
 
@@ -113,11 +120,13 @@ class ModelLimits:
             raise error("task_mismatch", task=self.task, wanted="transcribe audio", needed="transcription")
         return self.speech
 
-    def too_long(self, param: str, prompt: int | str, wanted: int, has_media: bool = False) -> AiakqError:
-        """Return the error for a prompt of ``prompt`` tokens, with ``wanted`` tokens to generate, none for pooling."""
+    def too_long(self, param: str, prompt: int | str, wanted: int, media: MediaKind | None = None) -> AiakqError:
+        """Return the error for a prompt of ``prompt`` tokens, with ``wanted`` tokens to generate, none for pooling.
+
+        media  the kind of an item in it; None without one.
+        """
         limit = min(self.max_model_len, self.max_kv_tokens)
         more, lower = (f" and asks for {wanted} more", ", lower max_tokens") if wanted else ("", "")
-        smaller = {"image": "send fewer or smaller images", "audio": "send fewer or shorter audios"}[self.media.kind]
-        otherwise = smaller if has_media else "set truncate_prompt_tokens"
+        otherwise = "set truncate_prompt_tokens" if media is None else _SHORTER[media]
         fields = {"prompt": prompt, "more": more, "lower": lower, "limit": limit, "otherwise": otherwise}
         return error("context_length_exceeded", param=param, **fields)

@@ -1,5 +1,5 @@
-"""Media of a prompt: images and videos, or audios, whose embeddings take the place of those of some of its tokens, or
-the audio that all of its tokens read.
+"""Media of a prompt: images, videos or audios, whose embeddings take the place of those of some of its tokens, or the
+audio that all of its tokens read.
 
 A ``MediaItem`` is made where the prompt is tokenized; the engine schedules by its key and places, and only an executor
 reads its tensors.
@@ -21,14 +21,8 @@ PLURALS: Mapping[MediaKind, str] = {"image": "images", "video": "videos", "audio
 #: Default of --limit-mm-per-prompt, as in vLLM.
 MAX_ITEMS = 999
 
-#: Architectures whose images are computed: their embeddings replace those of placeholder tokens.
-IMAGE_ARCHITECTURES = (
-    "Gemma3ForConditionalGeneration",
-    "Idefics3ForConditionalGeneration",
-    "InternVLForConditionalGeneration",
-    "LlavaForConditionalGeneration",
-    "Mistral3ForConditionalGeneration",
-    "SmolVLMForConditionalGeneration",
+#: Architectures whose videos are computed: frames are images in rows and columns, each with a position in time.
+_WITH_VIDEOS = (
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
@@ -36,8 +30,20 @@ IMAGE_ARCHITECTURES = (
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
 )
-#: The same of audio.
-AUDIO_ARCHITECTURES = ("Qwen2AudioForConditionalGeneration", "VoxtralForConditionalGeneration")
+#: Kind of media -> architectures of which it is computed: embeddings replace those of placeholder tokens.
+ARCHITECTURES: Mapping[MediaKind, tuple[str, ...]] = {
+    "image": (
+        "Gemma3ForConditionalGeneration",
+        "Idefics3ForConditionalGeneration",
+        "InternVLForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "SmolVLMForConditionalGeneration",
+        *_WITH_VIDEOS,
+    ),
+    "video": _WITH_VIDEOS,
+    "audio": ("Qwen2AudioForConditionalGeneration", "VoxtralForConditionalGeneration"),
+}
 
 
 class TensorRecord(msgspec.Struct, frozen=True):
@@ -118,51 +124,50 @@ class MediaLimits(msgspec.Struct, frozen=True):
     """What a model accepts besides text.
 
     refusal         why it takes no media; "" if it does.
-    max_items       items per prompt.
+    max_items       kind of media that its encoder reads -> items per prompt.
     max_embeddings  tokens that all items of a prompt take together: the encoder cache holds them.
-    kind            of the media.
-    max_videos      videos per prompt, beside its images.
-    video_refusal   why it takes no videos; "" if it does.
+    refusals        kind -> why its items are refused, although those of another kind are read.
     """
 
     refusal: str = ""
-    max_items: int = MAX_ITEMS
+    max_items: dict[MediaKind, int] = {}
     max_embeddings: int = 0
-    kind: MediaKind = "image"
-    max_videos: int = 0
-    video_refusal: str = "videos are not read"
+    refusals: dict[MediaKind, str] = {}
 
-    def check_counts(self, kinds: Sequence[MediaKind], params: Sequence[str]) -> None:
-        """Raise as ``check_count`` for media of these kinds with these names; videos have a limit of their own."""
-        named = list(zip(kinds, params, strict=True))
-        videos = [param for kind, param in named if kind == "video"]
-        others = [param for kind, param in named if kind != "video"]
-        if others:
-            self.check_count(len(others), others[-1])
-        if videos:
-            self._check_count("video", len(videos), self.max_videos, self.refusal or self.video_refusal, videos[-1])
+    @property
+    def kinds(self) -> list[MediaKind]:
+        """The kinds that are read."""
+        return [kind for kind in self.max_items if not self.refusal_of(kind)]
 
-    def check_count(self, count: int, param: str) -> None:
-        """Raise ``unsupported_parameter`` if prompts have no media, and ``media_refused`` if not ``count``."""
-        self._check_count(self.kind, count, self.max_items, self.refusal, param)
+    def refusal_of(self, kind: MediaKind) -> str:
+        """Return why items of a kind are refused; "" if they are read."""
+        if self.refusal or kind in self.max_items:
+            return self.refusal or self.refusals.get(kind, "")
+        return f"the model reads {listed_words(['text', *(PLURALS[each] for each in self.kinds)])} only"
 
-    @staticmethod
-    def _check_count(kind: MediaKind, count: int, most: int, refusal: str, param: str) -> None:
-        if count and refusal:
-            raise error("unsupported_parameter", param=param, reason=refusal)
-        if count > most:
-            allowed = f"--limit-mm-per-prompt allows {most} in a prompt"
-            raise error("media_refused", param=param, reason=f"the number of {PLURALS[kind]} is {count}, and {allowed}")
+    def check_counts(self, items: Iterable[tuple[MediaKind, str]]) -> None:
+        """Raise ``unsupported_parameter`` for an item of a kind that is not read, and ``media_refused`` for too many.
+
+        items  of a prompt: the kind of each, and its name in errors.
+        """
+        params: dict[MediaKind, list[str]] = {}
+        for kind, param in items:
+            params.setdefault(kind, []).append(param)
+        for kind, listed in params.items():
+            if refusal := self.refusal_of(kind):
+                raise error("unsupported_parameter", param=listed[-1], reason=refusal)
+            if len(listed) > self.max_items[kind]:
+                allowed = f"--limit-mm-per-prompt allows {self.max_items[kind]} in a prompt"
+                reason = f"the number of {PLURALS[kind]} is {len(listed)}, and {allowed}"
+                raise error("media_refused", param=listed[-1], reason=reason)
 
     def check(self, items: Iterable[MediaItem], num_tokens: int) -> None:
         """Raise as ``check_counts``, and ``media_refused`` for places outside of a prompt of ``num_tokens``, and for
-        positions behind its end.
+        positions of a video behind its end.
         """
         listed, end = list(items), 0
-        self.check_counts([item.kind for item in listed], ["prompt"] * len(listed))
+        self.check_counts((item.kind, "prompt") for item in listed)
         for item in listed:
-            if item.kind not in (self.kind, "video"):
-                raise error("media_refused", param="prompt", reason=f"the model reads {PLURALS[self.kind]} only")
             for first, count in item.places:
                 if not (count > 0 and end <= first and first + count <= num_tokens):
                     reason = f"the places of one of its {PLURALS[item.kind]} are not in the prompt"
@@ -176,7 +181,17 @@ class MediaLimits(msgspec.Struct, frozen=True):
                 end = first + count
         total = sum(item.num_embeddings for item in listed)
         if total > self.max_embeddings:
-            kinds = sorted({item.kind for item in listed})
-            taken = f"its {' and '.join(PLURALS[kind] for kind in kinds)} take {total} tokens"
+            taken = f"its {named_kinds(item.kind for item in listed)} take {total} tokens"
             reason = f"{taken}, more than the {self.max_embeddings} of the encoder cache"
             raise error("media_refused", param="prompt", reason=reason)
+
+
+def named_kinds(kinds: Iterable[MediaKind]) -> str:
+    """Return what items of ``kinds`` are called together, such as "images and videos"."""
+    return listed_words([PLURALS[kind] for kind in dict.fromkeys(kinds)])
+
+
+def listed_words(words: Sequence[str]) -> str:
+    """Return words as a sentence lists them: "a", "a and b", "a, b and c"."""
+    *others, last = words or [""]
+    return f"{', '.join(others)} and {last}" if others else last

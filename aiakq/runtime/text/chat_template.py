@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from aiakq.errors import AiakqError, error, first_line
-from aiakq.runtime.protocol.media import PLURALS
+from aiakq.runtime.protocol.media import PLURALS, MediaKind
 from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.message_forms import (
     INSTRUCTING,
@@ -57,10 +57,10 @@ class ChatTemplate:
     """A Jinja template and what is known about it.
 
     special_tokens  variables of the template, such as bos_token.
-    placeholders    those of images, videos and audios by kind, for templates that take no parts; {} if none are read.
+    placeholders    those of media by kind, for templates that take no parts.
     """
 
-    placeholders: Mapping[str, str] = {}
+    placeholders: Mapping[MediaKind, str] = {}
 
     def __init__(self, text: str, special_tokens: Mapping[str, object], facts: TemplateFacts) -> None:
         self.text = text.lstrip(BYTE_ORDER_MARK)
@@ -248,9 +248,8 @@ class ChatTemplate:
         return {**message, "content": content} if "content" in message else message
 
     def _text_of_media(self, part: Any) -> Any:
-        if not isinstance(part, dict) or part.get("type") not in PLURALS:
-            return part
-        return {"type": "text", "text": self.placeholders.get(part["type"], "")}
+        kind: Any = part.get("type") if isinstance(part, dict) else None
+        return {"type": "text", "text": self.placeholders.get(kind, "")} if kind in PLURALS else part
 
     def _led_to_tools(self, messages: Messages) -> Messages:
         """Return the messages with a beginning with which the template shows tools."""

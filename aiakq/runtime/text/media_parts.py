@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiakq.errors import AiakqError, error
-from aiakq.runtime.protocol.media import PLURALS, MediaKind
+from aiakq.runtime.protocol.media import MediaKind, MediaLimits
 
 #: Types of parts with media -> their kind.
 MEDIA_PARTS: Mapping[str, MediaKind] = {
@@ -23,20 +23,22 @@ _DETAILS = ("auto", "low", "high", "original")
 
 @dataclass(frozen=True)
 class MediaSource:
-    """Where an image, video or audio comes from: a URL, or a value: an image of Pillow, frames, or samples.
+    """Where an image, video or audio comes from: a URL, or a value: an image of Pillow, a video as ``videos.video_of``
+    takes it, or samples.
 
     param  its name in errors.
     """
 
+    kind: MediaKind
     param: str
     url: str = ""
     value: Any = None
-    kind: MediaKind = "image"
 
 
 @dataclass(frozen=True)
 class MediaPart:
-    """A part of a message with media; its fields are read by ``source`` only, where the model reads it.
+    """A part of a message with an image, video or audio; its fields are read by ``source`` only, where the model reads
+    it.
 
     kind  its type.
     path  its path in the request.
@@ -52,7 +54,7 @@ class MediaPart:
         return MEDIA_PARTS[self.kind]
 
     def source(self) -> MediaSource:
-        """Return where it comes from.
+        """Return where the image, video or audio comes from.
 
         Raises ``missing_field``, ``invalid_type``, ``value_out_of_range`` and ``unsupported_parameter``.
         """
@@ -60,7 +62,7 @@ class MediaPart:
         if self.media == "audio":
             return _audio(part, self.kind, path)
         if self.media == "video":
-            return _video(part, self.kind, path)
+            return _video_url(part, self.kind, path)
         if self.kind == "image_pil":
             return _pillow_image(part.get("image_pil"), f"{path}.image_pil")
         if self.kind in ("image_url", "input_image"):
@@ -70,7 +72,7 @@ class MediaPart:
         for name in ("url", "image"):
             value, param = part.get(name), f"{path}.{name}"
             if value is not None:
-                return MediaSource(param, url=value) if isinstance(value, str) else _pillow_image(value, param)
+                return MediaSource("image", param, url=value) if isinstance(value, str) else _pillow_image(value, param)
         raise error("missing_field", param=f"{path}.source")
 
     def refused(self, reason: str) -> AiakqError:
@@ -98,17 +100,10 @@ def take_media(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
     return taken, media
 
 
-def check_read(media: Sequence[MediaPart], kind: MediaKind, refusal: str) -> None:
-    """Raise ``unsupported_parameter`` for media that the model does not read.
-
-    Whether one that reads images reads videos is up to ``MediaLimits``.
-
-    kind, refusal  see ``MediaLimits``.
-    """
+def check_read(media: Sequence[MediaPart], limits: MediaLimits) -> None:
+    """Raise ``unsupported_parameter`` for media of a kind that the model does not read."""
     for each in media:
-        if each.media != kind and not (each.media == "video" and kind == "image"):
-            raise each.refused("only text is read" if refusal else f"the model reads text and {PLURALS[kind]} only")
-        if refusal:
+        if refusal := limits.refusal_of(each.media):
             raise each.refused(refusal)
 
 
@@ -121,14 +116,6 @@ def _held(part: dict[str, Any]) -> MediaPart | None:
     """Return what a part holds that ``MediaPart`` stands for; None for others."""
     found = part.get(str(part.get("type")))
     return found if isinstance(found, MediaPart) else None
-
-
-def _video(part: dict[str, Any], kind: str, path: str) -> MediaSource:
-    """Read the fields ``video_url`` of vLLM's API, and ``video`` of Qwen's."""
-    param, value = f"{path}.{kind}", part.get(kind)
-    if isinstance(value, dict):
-        param, value = f"{param}.url", value.get("url")
-    return MediaSource(param, url=_url(value, param), kind="video")
 
 
 def _audio(part: dict[str, Any], kind: str, path: str) -> MediaSource:
@@ -144,14 +131,14 @@ def _audio(part: dict[str, Any], kind: str, path: str) -> MediaSource:
             allowed = ", ".join(_AUDIO_FORMATS)
             raise error("value_out_of_range", param=f"{param}.format", value=f"{format!s:.64}", allowed=allowed)
         param = f"{param}.data"
-        return MediaSource(param, url=f"data:audio/{format};base64,{_url(value.get('data'), param)}", kind="audio")
+        return MediaSource("audio", param, url=f"data:audio/{format};base64,{_url(value.get('data'), param)}")
     for name in ("audio_url", "url", "audio"):
         value, param = part.get(name), f"{path}.{name}"
         if isinstance(value, dict) and name == "audio_url":
             param, value = f"{param}.url", value.get("url")
-            return MediaSource(param, url=_url(value, param), kind="audio")
+            return MediaSource("audio", param, url=_url(value, param))
         if isinstance(value, str):
-            return MediaSource(param, url=value, kind="audio")
+            return MediaSource("audio", param, url=value)
         if value is not None:
             return _samples(value, param)
     raise error("missing_field", param=f"{path}.{'audio_url' if kind == 'audio_url' else 'url'}")
@@ -160,7 +147,15 @@ def _audio(part: dict[str, Any], kind: str, path: str) -> MediaSource:
 def _samples(value: object, name: str) -> MediaSource:
     if isinstance(value, (dict, list, int, float)):  # as JSON has them
         raise error("invalid_type", param=name, reason="a URL, an array of samples or (samples, rate) is expected")
-    return MediaSource(name, value=value, kind="audio")
+    return MediaSource("audio", name, value=value)
+
+
+def _video_url(part: dict[str, Any], kind: str, path: str) -> MediaSource:
+    """Read the fields ``video_url`` of vLLM's API, and ``video`` of Qwen's."""
+    param, value = f"{path}.{kind}", part.get(kind)
+    if isinstance(value, dict):
+        param, value = f"{param}.url", value.get("url")
+    return MediaSource("video", param, url=_url(value, param))
 
 
 def _image_url(part: dict[str, Any], path: str) -> MediaSource:
@@ -172,7 +167,7 @@ def _image_url(part: dict[str, Any], path: str) -> MediaSource:
         param, detail, value = f"{param}.url", value.get("detail", detail), value.get("url")
     if detail is not None and detail not in _DETAILS:
         raise error("value_out_of_range", param=f"{path}.detail", value=f"{detail!s:.64}", allowed=", ".join(_DETAILS))
-    return MediaSource(param, url=_url(value, param))
+    return MediaSource("image", param, url=_url(value, param))
 
 
 def _source(source: object, path: str) -> MediaSource:
@@ -181,12 +176,12 @@ def _source(source: object, path: str) -> MediaSource:
         raise error("invalid_type", param=path, reason="an object with a type is expected")
     kind = source.get("type")
     if kind == "url":
-        return MediaSource(f"{path}.url", url=_url(source.get("url"), f"{path}.url"))
+        return MediaSource("image", f"{path}.url", url=_url(source.get("url"), f"{path}.url"))
     if kind == "base64":
         data, media = source.get("data"), source.get("media_type", "")
         if not isinstance(media, str):
             raise error("invalid_type", param=f"{path}.media_type", reason="a string is expected")
-        return MediaSource(f"{path}.data", url=f"data:{media};base64,{_url(data, f'{path}.data')}")
+        return MediaSource("image", f"{path}.data", url=f"data:{media};base64,{_url(data, f'{path}.data')}")
     reason = f"{kind!r:.64}: an image is given as base64 or url"
     raise error("unsupported_parameter", param=f"{path}.type", reason=reason)
 
@@ -202,4 +197,4 @@ def _url(value: object, name: str) -> str:
 def _pillow_image(image: object, name: str) -> MediaSource:
     if image is None or isinstance(image, (str, dict, list, int, float)):
         raise error("invalid_type", param=name, reason="an image of Pillow is expected")
-    return MediaSource(name, value=image)
+    return MediaSource("image", name, value=image)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiakq.errors import error, first_line
-from aiakq.runtime.protocol.media import PLURALS
+from aiakq.runtime.protocol.media import PLURALS, MediaKind
 from aiakq.runtime.protocol.unicode_text import has_surrogates
 from aiakq.runtime.text.media_parts import MEDIA_PARTS, MediaPart, media_part, take_media
 
@@ -172,7 +172,9 @@ def read_messages(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     return [each for number, message in enumerate(messages) for each in read_message(message, f"messages[{number}]")]
 
 
-def read_conversation(messages: list[dict[str, object]], placeholders: Mapping[str, str]) -> list[dict[str, object]]:
+def read_conversation(
+    messages: list[dict[str, object]], placeholders: Mapping[MediaKind, str]
+) -> list[dict[str, object]]:
     """Return the messages as ``read_messages`` does, with parts of type image, video and audio that have no source.
 
     Raises as it, and ``unsupported_parameter`` for media without one of the ``placeholders`` by kind.

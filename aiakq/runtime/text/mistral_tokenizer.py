@@ -22,6 +22,7 @@ from aiakq.errors import AiakqError, error, first_line
 from aiakq.formats.made_folder import MISTRAL, source_of
 from aiakq.formats.mistral.choice import tokenizer_file
 from aiakq.formats.model_folder import check_files, read_json
+from aiakq.runtime.protocol.media import MediaKind
 from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.message_parts import described_tools, read_conversation
 from aiakq.runtime.text.mistral_vocabulary import sentencepiece_tokenizer, tekken_tokenizer
@@ -124,7 +125,7 @@ class MistralTokenizer(Tokenizer):
         content_format: str = "auto",
         continue_final_message: bool = False,
         arguments: Mapping[str, object] | None = None,
-        placeholders: Mapping[str, str] | None = None,
+        placeholders: Mapping[MediaKind, str] = {},
     ) -> tuple[str, list[int]]:
         """Return the text of a conversation, and its ids, which the text alone does not determine.
 
@@ -134,7 +135,7 @@ class MistralTokenizer(Tokenizer):
         if template is not None:
             self.check_takes_template("chat_template")
         given = {**(arguments or {}), "tools": described_tools(tools), "continue_final_message": continue_final_message}
-        ids = self.chat_ids(read_conversation(messages, placeholders or {}), given)
+        ids = self.chat_ids(read_conversation(messages, placeholders), given)
         return self.decode(ids, skip_special_tokens=False), ids
 
     def chat_prompt(self, messages: list[dict[str, object]], *arguments: Any, **values: Any) -> str:

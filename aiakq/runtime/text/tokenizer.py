@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.gguf.choice import missing_tokenizer
 from aiakq.formats.model_folder import check_files
+from aiakq.runtime.protocol.media import MediaKind
 from aiakq.runtime.protocol.unicode_text import well_formed
 from aiakq.runtime.text.spelling import TokenSpelling
 from aiakq.runtime.text.tokenizer_files import (
@@ -243,11 +244,11 @@ class Tokenizer:
         content_format: str = "auto",
         continue_final_message: bool = False,
         arguments: Mapping[str, object] | None = None,
-        placeholders: Mapping[str, str] | None = None,
+        placeholders: Mapping[MediaKind, str] = {},
     ) -> str:
         """Render a conversation to the prompt text; ``template`` replaces the model's own.
 
-        ``placeholders`` are those of media by kind; without them, media raise ``unsupported_parameter``.
+        ``placeholders`` are those of media by kind; those without one raise ``unsupported_parameter``.
         Content may be parts of other APIs, see ``read_messages``; for ``content_format``, see ``ChatTemplate.checked``.
         ``arguments`` are further variables of the template. Raises ``no_chat_template``, ``chat_template`` when the
         template rejects the messages, and as ``check_chat_arguments``, ``described_tools``, ``read_conversation`` and
@@ -258,7 +259,7 @@ class Tokenizer:
         from aiakq.runtime.text.chat_template import as_template_error, check_chat_arguments
         from aiakq.runtime.text.message_parts import described_tools, read_conversation
 
-        read = read_conversation(messages, placeholders or {})
+        read = read_conversation(messages, placeholders)
         described = described_tools(tools)
         check_chat_arguments(content_format, arguments or {})
         values = {**(arguments or {}), "add_generation_prompt": add_generation_prompt}
@@ -267,7 +268,7 @@ class Tokenizer:
         try:
             if _renders_as_transformers(self.hf):
                 found = self._chat_template(template, bool(tools), content_format, arguments or {})
-                found.placeholders = placeholders or {}
+                found.placeholders = placeholders
                 return found.render(read, **values)
             prompt: str = self.hf.apply_chat_template(read, tokenize=False, chat_template=template, **values)
         except AiakqError:

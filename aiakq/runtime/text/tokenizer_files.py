@@ -10,7 +10,7 @@ from typing import Any
 from aiakq.errors import AiakqError, error
 from aiakq.formats.mistral.choice import tokenizer_file
 from aiakq.formats.model_folder import open_file, read_file, read_json, template_files, vocabulary_files
-from aiakq.runtime.protocol.media import IMAGE_ARCHITECTURES
+from aiakq.runtime.protocol.media import ARCHITECTURES
 
 #: Any of these may be all that a tokenizer has.
 _VOCABULARIES = (
@@ -204,7 +204,7 @@ def image_template(folder: Path) -> str | None:
     """Return the template of a processor in chat_template.json for a model whose images are read; None without one."""
     if not ((folder / _PROCESSOR_TEMPLATE).is_file() and (folder / "config.json").is_file()):
         return None
-    if not set(IMAGE_ARCHITECTURES).intersection(
+    if not set(ARCHITECTURES["image"]).intersection(
         read_json(folder / "config.json", "config.json").get("architectures") or ()
     ):
         return None

@@ -69,9 +69,7 @@ def _model_card(service: Service, name: str) -> ModelCard:
 def _modalities(service: Service) -> list[Literal["text", "image", "video", "audio"]]:
     if service.model.limits.speech is not None:
         return ["audio"]
-    limits, failure = service.model.limits.media, service.renderer.text.loaded.media_failure
-    videos = limits.max_videos and not limits.refusal and failure is None
-    return ["text", *((limits.kind,) if service.max_media else ()), *(("video",) if videos else ())]
+    return ["text", *service.max_media]
 
 
 ROUTES = (

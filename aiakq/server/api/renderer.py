@@ -7,7 +7,7 @@ from functools import cached_property
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.limits import ModelLimits
-from aiakq.runtime.protocol.media import PLURALS
+from aiakq.runtime.protocol.media import named_kinds
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.media_parts import take_media
@@ -135,7 +135,7 @@ class Renderer:
         """
         request = await self.chat_request(messages, self.template_arguments(template_kwargs), add_special_tokens)
         if request.media and params.truncate_prompt_tokens is not None:
-            reason = f"a prompt with {PLURALS[self.limits.media.kind]} is not truncated"
+            reason = f"a prompt with {named_kinds(each.kind for each in request.media)} is not truncated"
             raise error("unsupported_parameter", param="truncate_prompt_tokens", reason=reason)
         reply = await self.text.run(self._limited(request, params))
         request.media = []

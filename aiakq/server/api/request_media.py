@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from aiakq.runtime.multimodal.images import refused
 from aiakq.runtime.multimodal.urls import MediaUrls, is_fetched
-from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaLimits
+from aiakq.runtime.protocol.media import MediaItem, MediaLimits, named_kinds
 from aiakq.runtime.text.media_parts import MediaPart, MediaSource, check_read
 from aiakq.server.http.body_budget import image_bytes
 from aiakq.server.process.text_client import client_of_request
@@ -33,32 +33,31 @@ class RequestMedia:
         Raises ``unsupported_parameter`` for a model that does not read them, ``media_refused`` for too many, too
         large ones, ``bodies_too_large``, and what ``MediaPart.source`` and ``MediaUrls.read`` refuse.
         """
-        check_read(media, limits.kind, limits.refusal)
+        check_read(media, limits)
         sources = [each.source() for each in media]
-        limits.check_counts([each.kind for each in sources], [each.param for each in sources])
+        limits.check_counts((each.kind, each.param) for each in sources)
         files: list[MediaFile] = []
         total = 0
         for source in sources:
-            file = await self._file(source)
+            file = MediaFile(source.kind, await self._files(source), source.param)
             total += file.num_bytes
             if total > MAX_BYTES:
-                reason = f"the {PLURALS[source.kind]} of the request are larger than {MAX_BYTES >> 20} MiB together"
-                raise refused(source.param, reason)
+                named = named_kinds(each.kind for each in sources)
+                raise refused(
+                    source.param, f"the {named} of the request are larger than {MAX_BYTES >> 20} MiB together"
+                )
             _hold(total, source.param)
             files.append(file)
         return files
 
-    async def _file(self, source: MediaSource) -> MediaFile:
-        is_video = source.kind == "video"
+    async def _files(self, source: MediaSource) -> list[bytes]:
         if not is_fetched(source.url):
-            if is_video:
-                frames = await asyncio.to_thread(self._urls.read_video, source.url, source.param)
-                return MediaFile(b"", source.param, frames)
-            return MediaFile(await asyncio.to_thread(self._urls.read, source.url, source.param), source.param)
+            if source.kind == "video":
+                return await asyncio.to_thread(self._urls.read_video, source.url, source.param)
+            return [await asyncio.to_thread(self._urls.read, source.url, source.param)]
         fetches = self._fetches.setdefault(client_of_request.get(), asyncio.Semaphore(MAX_FETCHES))
         async with fetches:
-            fetched = await self._urls.fetch(source.url, source.param)
-        return MediaFile(b"", source.param, [fetched]) if is_video else MediaFile(fetched, source.param)
+            return [await self._urls.fetch(source.url, source.param)]
 
 
 def hold_bytes(num_bytes: int, param: str) -> None:

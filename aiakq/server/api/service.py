@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from aiakq.errors import AiakqError
+from aiakq.runtime.protocol.media import MediaKind
 from aiakq.server.api.model_info import ModelInfo
 from aiakq.server.api.renderer import Renderer
 from aiakq.server.api.service_options import (
@@ -100,10 +101,10 @@ class Service:
         return self.options.max_total_body_bytes or max(least, 32 * self.max_body_bytes)
 
     @property
-    def max_media(self) -> int:
-        """Maximum number of images or audios of a prompt; 0 if it reads none, or they cannot be preprocessed."""
-        media, failure = self.model.limits.media, self.renderer.text.loaded.media_failure
-        return 0 if media.refusal or failure is not None else media.max_items
+    def max_media(self) -> dict[MediaKind, int]:
+        """Kinds of media that are read and can be preprocessed -> maximum number of items of a prompt."""
+        media, failures = self.model.limits.media, self.renderer.text.loaded.media_failures
+        return {kind: media.max_items[kind] for kind in media.kinds if kind not in failures}
 
     @cached_property
     def max_values(self) -> int:

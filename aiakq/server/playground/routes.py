@@ -78,7 +78,7 @@ async def settings(service: Service, request: Request) -> Response:
             default_sampling=dict(service.model.default_sampling),
             chat=loaded.has_template,
             tools=("auto" if decides else "forced") if loaded.has_template else "none",
-            max_images=service.max_media if service.model.limits.media.kind == "image" else 0,
+            max_images=service.max_media.get("image", 0),
             structured=not loaded.grammar_failure,
             docs=any(route.path == "/openapi.json" for route in request.app.routes),
             servers=list(service.options.playground_servers),

@@ -18,13 +18,12 @@ from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.config.speech import SpeechConfig
 from aiakq.runtime.protocol.grammar import Grammar, not_enforceable
-from aiakq.runtime.protocol.media import PLURALS
+from aiakq.runtime.protocol.media import named_kinds
 from aiakq.runtime.protocol.vocabulary import Vocabulary
 from aiakq.runtime.structured.vocabulary import end_failure
 from aiakq.runtime.text.tokenizer import NoTokenizer, TokenDecoder, Tokenizer
 from aiakq.runtime.text.tokenizer_source import TokenizerSource
 from aiakq.server.process.text_messages import (
-    MAX_MEDIA_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
     WITHOUT_TORCH,
@@ -228,8 +227,9 @@ class TextClient:
         """
         if self._setup.source.left_out:
             raise error("no_tokenizer")
-        if request.media and self.loaded.media_failure is not None:
-            raise self.loaded.media_failure.error()
+        for each in request.media:
+            if each.kind in self.loaded.media_failures:
+                raise self.loaded.media_failures[each.kind].error()
         if request.audio is not None and self.loaded.audio_failure is not None:
             raise self.loaded.audio_failure.error()
         if request.messages is not None:
@@ -240,8 +240,8 @@ class TextClient:
         reply = await self._replied(request)
         if reply.error is not None:
             raise reply.error.error()
-        if reply.failure and request.media and (reply.failed == "image" or reply.failed == "audio"):
-            named = PLURALS[reply.failed]
+        if reply.failure and reply.failed == "media":
+            named = named_kinds(each.kind for each in request.media)
             raise error("media_refused", param="messages", reason=f"preprocessing its {named} failed: {reply.failure}")
         if reply.failure and reply.failed == "audio":
             raise error("media_refused", param="file", reason=reply.failure)
@@ -364,9 +364,7 @@ class TextClient:
         process, client = self._process, client_of_request.get()
         channel = await self._queue.take(client, is_long, is_alone)
         seconds = 2 * MAX_SECONDS + MAX_SECONDS_PER_CHAR * max(size, self._setup.max_chars if request.messages else 0)
-        media = self._setup.media
-        seconds += 0.0 if media is None else request.media_seconds(media.kind)
-        seconds += MAX_MEDIA_SECONDS["audio"] * (request.audio is not None)
+        seconds += request.media_seconds
         exchange = asyncio.ensure_future(self._exchange(channel, request.number, frame))
 
         def on_done(exchange: asyncio.Future[TextReply]) -> None:

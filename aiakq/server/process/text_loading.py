@@ -12,8 +12,8 @@ import msgspec
 
 from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.multimodal.audio_files import load_packages
-from aiakq.runtime.multimodal.loading import load_preprocessor
-from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor
+from aiakq.runtime.multimodal.loading import load_media_preprocessors
+from aiakq.runtime.multimodal.preprocessor import PromptMedia
 from aiakq.runtime.multimodal.spectrogram import Spectrogram
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.vocabulary import vocabulary_of
@@ -136,26 +136,27 @@ def new_compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None
 
 def load_media(
     setup: Setup, tokenizer: Tokenizer, templates: Sequence[ChatTemplate], loaded: Loaded
-) -> MediaPreprocessor | None:
-    """Return the preprocessor of media, and give ``templates`` the placeholders.
+) -> PromptMedia | None:
+    """Return what puts media into prompts, and give ``templates`` the placeholders.
 
     Returns None for a model that reads text only, and if it cannot be loaded: requests with media then fail with
-    ``loaded.media_failure``, and others do not. Raises ``bad_option`` for arguments that its processor does not take.
+    ``loaded.media_failures``, and others do not. Raises ``bad_option`` for arguments that its processor does not take.
     """
     if setup.media is None or setup.media.refusal:
         return None
     try:
         if setup.media.kind == "audio":
             load_packages()
-        preprocessor = load_preprocessor(setup.media, tokenizer)
+        media = load_media_preprocessors(setup.media, tokenizer)
     except AiakqError as failure:
         if failure.id == "bad_option":
             raise
-        loaded.media_failure = Failure.of(failure)
+        loaded.media_failures = dict.fromkeys(setup.media.max_items, Failure.of(failure))
         return None
     for template in templates:
-        template.placeholders = preprocessor.placeholder_texts
-    return preprocessor
+        template.placeholders = media.placeholders
+    loaded.media_failures = {kind: Failure.of(failure) for kind, failure in media.failures.items()}
+    return media
 
 
 def load_audio(setup: Setup, loaded: Loaded) -> Spectrogram | None:

@@ -23,7 +23,7 @@ WITHOUT_TORCH = "--without-torch"
 MAX_SECONDS = 1.0
 MAX_SECONDS_PER_CHAR = 1e-5
 #: The stages of a request.
-Part = Literal["template", "tokenizer", "grammar", "image", "audio"]
+Part = Literal["template", "tokenizer", "grammar", "media", "audio"]
 #: Seconds of CPU time to decode and preprocess an image, a video, or an audio of up to an hour.
 MAX_MEDIA_SECONDS: Mapping[MediaKind, float] = {"image": 10.0, "video": 30.0, "audio": 90.0}
 #: Bytes that a worker may allocate in addition to its initial size, for all of a request.
@@ -39,7 +39,7 @@ class Setup(msgspec.Struct, tag="setup"):
     template_source  how errors refer to ``chat_template``.
     template_arguments  variables of the template in every conversation that does not set them.
     template_facts   those of a ``Loaded`` before, with which the templates need not be checked again.
-    media            how the model reads images or audio; None if it reads text only.
+    media            how the model reads images, videos or audio; None if it reads text only.
     speech           how the model transcribes audio; None if it does not.
     """
 
@@ -71,8 +71,8 @@ class Loaded(msgspec.Struct, tag="loaded"):
     vocabulary         encoded ``Vocabulary`` for compiling grammars.
     grammar_failure    why there is no vocabulary.
     infill             tokens for fill-in-the-middle, or None if the model does not support it.
-    media_failure      why media cannot be preprocessed, although the model reads them; None if they can.
-    audio_failure      the same of audio that is transcribed.
+    media_failures     kind of media -> why its items cannot be preprocessed, although the model reads them.
+    audio_failure      the same of audio that is transcribed; None if it can be.
     """
 
     description: str = ""
@@ -89,7 +89,7 @@ class Loaded(msgspec.Struct, tag="loaded"):
     vocabulary: bytes = b""
     grammar_failure: str = ""
     infill: Infill | None = None
-    media_failure: Failure | None = None
+    media_failures: dict[MediaKind, Failure] = {}
     audio_failure: Failure | None = None
 
     @property
@@ -104,19 +104,24 @@ class Loaded(msgspec.Struct, tag="loaded"):
 
 
 class MediaFile(msgspec.Struct):
-    """The file of an image or audio, or those of a video; ``param`` is its name in errors.
+    """The file of an image, video or audio; ``param`` is its name in errors.
 
-    frames  of a video, instead of ``data``: the file of an animation, or one for each frame.
+    files  that file; of a video, it may be an image for each frame.
     """
 
-    data: bytes
+    kind: MediaKind
+    files: list[bytes]
     param: str
-    frames: list[bytes] = []
+
+    @property
+    def value(self) -> bytes | list[bytes]:
+        """What a ``MediaInput`` has of it."""
+        return self.files if self.kind == "video" else self.files[0]
 
     @property
     def num_bytes(self) -> int:
-        """Their size."""
-        return len(self.data) + sum(map(len, self.frames))
+        """The size of its files."""
+        return sum(map(len, self.files))
 
 
 class Spectrum(msgspec.Struct):
@@ -179,9 +184,20 @@ class TextRequest(msgspec.Struct, tag="request"):
     grammar: Grammar | None = None
     relaxed_schema: str = ""
 
-    def media_seconds(self, kind: MediaKind) -> float:
-        """Return the seconds of CPU time to decode and preprocess the media, of ``kind`` but for videos."""
-        return sum(MAX_MEDIA_SECONDS["video" if each.frames else kind] for each in self.media)
+    @property
+    def _kinds(self) -> list[MediaKind]:
+        kinds: list[MediaKind] = [each.kind for each in self.media]
+        return kinds if self.audio is None else [*kinds, "audio"]
+
+    @property
+    def media_seconds(self) -> float:
+        """Seconds of CPU time to decode and preprocess its media and audio."""
+        return sum(MAX_MEDIA_SECONDS[kind] for kind in self._kinds)
+
+    @property
+    def media_bytes(self) -> int:
+        """Bytes that a worker may allocate for its media and audio."""
+        return max(MAX_MEDIA_BYTES[kind] for kind in self._kinds)
 
     def limited(self, ids: list[int]) -> list[int]:
         """Return as many of the ids of a text as are asked for."""

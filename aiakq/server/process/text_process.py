@@ -31,7 +31,7 @@ import msgspec
 
 from aiakq.errors import AiakqError, error, first_line
 from aiakq.runtime.multimodal.audio_files import decode_audio
-from aiakq.runtime.multimodal.preprocessor import MediaPreprocessor
+from aiakq.runtime.multimodal.preprocessor import MediaInput, PromptMedia
 from aiakq.runtime.multimodal.spectrogram import RATE, Spectrogram
 from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
@@ -48,8 +48,6 @@ from aiakq.server.process.text_loading import (
     new_compiler,
 )
 from aiakq.server.process.text_messages import (
-    MAX_MEDIA_BYTES,
-    MAX_MEDIA_SECONDS,
     MAX_SECONDS,
     MAX_SECONDS_PER_CHAR,
     WITHOUT_TORCH,
@@ -76,7 +74,7 @@ _CURRENT = struct.Struct("=QQ")
 #: Bytes a worker may allocate in addition to its initial size: for a grammar, and anything else but a template.
 MAX_GRAMMAR_BYTES, MAX_BYTES = 512 << 20, 1 << 30
 
-_PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar", "image", "audio")
+_PARTS: tuple[Part, ...] = ("template", "tokenizer", "grammar", "media", "audio")
 
 
 def main() -> None:
@@ -176,7 +174,7 @@ class _WorkerPool:
         timed_out = killer == signal.SIGPROF
         reason = "it ended the process that worked on it, probably because it is too large"
         if timed_out:
-            is_variable = failed in ("tokenizer", "image", "audio")
+            is_variable = failed in ("tokenizer", "media", "audio")
             reason = "it took too long" if is_variable else f"it took longer than {MAX_SECONDS:g} s"
         try:
             if number:
@@ -227,7 +225,7 @@ class _Worker:
         templates: Templates,
         max_chars: int,
         compiler: GrammarCompiler | None,
-        media: MediaPreprocessor | None,
+        media: PromptMedia | None,
         spectrogram: Spectrogram | None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -292,7 +290,7 @@ class _Worker:
             return self._with_media(request, ids, begin)
         reply = self._process(request)
         if request.audio is not None:
-            begin("audio", MAX_MEDIA_SECONDS["audio"], MAX_MEDIA_BYTES["audio"])
+            begin("audio", request.media_seconds, request.media_bytes)
             reply.spectrum = self._spectrum(request.audio)
         return reply
 
@@ -307,10 +305,9 @@ class _Worker:
         """Return the reply for a conversation with media, whose placeholders have the tokens ``ids``."""
         if self._media is None:
             raise error("media_refused", param="messages", reason="the tokenizer's process reads no media")
-        kind = self._media.kind
-        begin("audio" if kind == "audio" else "image", request.media_seconds(kind), MAX_MEDIA_BYTES[kind])
-        files, params = [each.frames or each.data for each in request.media], [each.param for each in request.media]
-        expanded, media = self._media.expanded(ids, files, params, "messages")
+        begin("media", request.media_seconds, request.media_bytes)
+        given = [MediaInput(each.kind, each.value, each.param) for each in request.media]
+        expanded, media = self._media.expanded(ids, given, "messages")
         reply = self._process(request, [expanded])
         reply.media = list(media)
         return reply

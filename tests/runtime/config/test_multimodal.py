@@ -7,6 +7,7 @@ import pytest
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.multimodal import MultimodalConfig, media_limits
+from aiakq.runtime.protocol.media import MediaLimits
 
 RAW = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {}, "vision_config": {}, "image_token_id": 3}
 
@@ -44,7 +45,28 @@ def test_images_that_are_not_computed_are_refused_by_name(changes, reason):
 def test_a_limit_of_no_images_leaves_out_their_encoder():
     args = EngineArguments(model="m", limit_mm_per_prompt={"image": 0})
     config = MultimodalConfig.from_args(args, "folder", RAW)
-    assert config is not None and config.refusal == "--limit-mm-per-prompt allows none"
+    assert config is not None and config.refusal == "--limit-mm-per-prompt allows no images"
+
+
+@pytest.mark.parametrize(
+    ("limits", "kinds", "refused"),
+    [
+        ({}, ["image", "video"], {}),
+        ({"image": 0}, ["video"], {"image": "--limit-mm-per-prompt allows no images"}),
+        ({"video": 0, "audio": 0}, ["image"], {"video": "--limit-mm-per-prompt allows no videos"}),
+    ],
+)
+def test_limits_of_kinds_that_one_encoder_reads(limits, kinds, refused):
+    raw = {**RAW, "architectures": ["Qwen2VLForConditionalGeneration"], "video_token_id": 4}
+    config = MultimodalConfig.from_args(EngineArguments(model="m", limit_mm_per_prompt=limits), "folder", raw)
+    assert config is not None and not config.refusal and config.refusals == refused
+    assert MediaLimits("", dict(config.max_items), 9, dict(config.refusals)).kinds == kinds
+
+
+def test_an_encoder_that_reads_no_images_reads_no_videos():
+    raw = {**RAW, "architectures": ["Qwen2VLForConditionalGeneration"], "video_token_id": 4, "image_token_id": None}
+    config = MultimodalConfig.from_args(EngineArguments(model="m"), "folder", raw)
+    assert config is not None and set(config.refusals.values()) == {"config.json has no image_token_id"}
 
 
 def test_keys_of_the_language_model_beside_its_vision_config():

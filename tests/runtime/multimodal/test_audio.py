@@ -24,6 +24,7 @@ from audio_models import (
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.multimodal.audio import AudioPreprocessor
+from aiakq.runtime.multimodal.preprocessor import MediaInput, PromptMedia
 from aiakq.runtime.text.tokenizer import Tokenizer
 
 #: Samples of audio: few, at the ends of frames, of states and of embeddings, and of a whole window.
@@ -37,9 +38,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def preprocessor(kind: str, folder: Any) -> AudioPreprocessor:
     token = tokenizer_of(kind).convert_tokens_to_ids(PLACEHOLDERS[kind])
-    given: dict[str, Any] = {"kind": "audio", "folder": str(folder), "token_id": token}
+    given: dict[str, Any] = {"kind": "audio", "folder": str(folder), "token_ids": {"audio": token}}
     config = MultimodalConfig(architecture=ARCHITECTURES[kind], raw=config_of(kind).to_dict(), **given)
     return AudioPreprocessor(config, Tokenizer.load(folder))
+
+
+def expanded(kind: str, folder: Any, ids: Any, audios: list[np.ndarray]) -> Any:
+    """The tokens of a prompt with audio, and the items."""
+    media = [MediaInput("audio", samples, "") for samples in audios]
+    return PromptMedia(Tokenizer.load(folder), [preprocessor(kind, folder)]).expanded(ids, media)
 
 
 def tensor_of(item: Any, name: str = "input_features") -> np.ndarray:
@@ -57,7 +64,7 @@ def test_prompts_have_the_tokens_of_transformers_processor(folders):
     audios = [sound(2.0, seed)[:length] for seed, length in enumerate(LENGTHS)]
     text = "".join(f"{number}: {MARKS['qwen2_audio']}\n" for number in range(len(audios)))
     expected = processor(text=text, audio=audios, sampling_rate=RATE)
-    ids, items = preprocessor("qwen2_audio", folder).expanded(tokenizer(text)["input_ids"], audios, [""] * len(audios))
+    ids, items = expanded("qwen2_audio", folder, tokenizer(text)["input_ids"], audios)
     assert ids == list(expected["input_ids"][0])
     for item, features, mask in zip(items, expected["input_features"], expected["feature_attention_mask"], strict=True):
         assert np.abs(tensor_of(item) - np.asarray(features)).max() < 1e-5
@@ -67,9 +74,8 @@ def test_prompts_have_the_tokens_of_transformers_processor(folders):
 @pytest.mark.parametrize("length", [1, 5000, RATE, RATE + 1, 3 * RATE, 3 * RATE + 77])
 def test_windows_of_voxtral_are_those_of_transformers(folders, length):
     samples = sound(3.1, 1)[:length]
-    one = preprocessor("voxtral", folders["voxtral"])
     token = tokenizer_of("voxtral").convert_tokens_to_ids("[AUDIO]")
-    ids, [item] = one.expanded([7, token, 8], [samples], [""])
+    ids, [item] = expanded("voxtral", folders["voxtral"], [7, token, 8], [samples])
     expected = features_of("voxtral", folders["voxtral"], [samples])["input_features"].numpy()
     assert tensor_of(item).shape == expected.shape == (-(-length // RATE), BINS, FRAMES)
     assert np.abs(tensor_of(item) - expected).max() < 1e-5
@@ -84,7 +90,7 @@ def test_the_placeholder_of_texts_has_the_tokens_around_it(folders):
 @pytest.mark.parametrize(("length", "reason"), [(0, "too few"), (320, "too few"), (RATE + 1, "the model reads 1 s")])
 def test_what_qwen2_audio_does_not_read_is_refused(folders, length, reason):
     with pytest.raises(AiakqError, match=reason):
-        preprocessor("qwen2_audio", folders["qwen2_audio"])._processed(sound(2.0)[:length], "audio")
+        preprocessor("qwen2_audio", folders["qwen2_audio"]).processed(sound(2.0)[:length], "audio")
 
 
 def test_settings_in_the_file_of_transformers_5_are_read(folders, tmp_path):

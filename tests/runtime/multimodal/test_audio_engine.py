@@ -203,7 +203,7 @@ def test_files_with_the_names_of_modules_give_the_same_bits(hearing_model, alone
             "the number of audios is 3, and --limit-mm-per-prompt allows 2",
         ),
         ({"prompt": "<|AUDIO|>", "multi_modal_data": {"audio": {"samples": 1}}}, "samples or .samples, rate. is"),
-        ({"prompt": "<|AUDIO|>", "multi_modal_data": {"image": [1]}}, "only audios are read"),
+        ({"prompt": "<|AUDIO|>", "multi_modal_data": {"image": [1]}}, "the model reads text and audios only"),
         ({"prompt": "<|AUDIO|>", "multi_modal_data": {"audio": sound(1.01)}}, "is 1.0 s long, and the model reads 1 s"),
         ({"prompt": "<|AUDIO|>", "multi_modal_data": {"audio": sound(0.01)[:160]}}, "160 samples are too few"),
         ({"prompt": "<|AUDIO|>", "multi_modal_data": {"audio": b"no audio"}}, "no audio that can be read"),

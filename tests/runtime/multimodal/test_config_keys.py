@@ -15,8 +15,7 @@ from vision_models import image_processor_of
 from aiakq.arguments.engine import EngineArguments
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.multimodal import MultimodalConfig
-from aiakq.runtime.multimodal.config_keys import check_processor_keys, refused_key
-from aiakq.runtime.multimodal.processor import _special
+from aiakq.runtime.multimodal.config_keys import check_processor_keys, refused_key, special_token
 
 
 def refusal_of(raw: dict[str, Any]) -> str:
@@ -125,5 +124,5 @@ def test_keys_of_an_image_processor_inside_processor_config_are_checked(tmp_path
 
 def test_processor_config_names_the_tokens_of_rows(tmp_path):
     folder = write(tmp_path, ({}, {"image_break_token": "[ROW]"}))
-    named = _special(SimpleNamespace(hf=SimpleNamespace(image_break_token="[BREAK]")), folder)
+    named = special_token(SimpleNamespace(hf=SimpleNamespace(image_break_token="[BREAK]")), folder)
     assert (named("image_break_token", "a"), named("image_end_token", "b")) == ("[ROW]", "b")

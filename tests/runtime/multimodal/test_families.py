@@ -11,6 +11,7 @@ from vision_models import PLACEHOLDERS, QWEN, config_of, image_processor_of, ran
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.multimodal import MultimodalConfig
+from aiakq.runtime.multimodal.preprocessor import MediaInput, PromptMedia
 from aiakq.runtime.multimodal.processor import ImagePreprocessor
 
 #: Of each shape of tiles and rows that the tiny processors make.
@@ -56,18 +57,23 @@ class ByteTokenizer:
         return list(self.hf(text, add_special_tokens=add_special_tokens)["input_ids"])
 
 
-def preprocessor(kind: str, **arguments: Any) -> ImagePreprocessor:
+def preprocessor(kind: str, **arguments: Any) -> PromptMedia:
     model = config_of(kind)
     names = {"idefics3": "Idefics3", "smolvlm": "SmolVLM", "mistral3": "Mistral3", "internvl": "InternVL"}
     names |= {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_5": "Qwen3_5"}
     names |= {"gemma3": "Gemma3", "qwen3_5_moe": "Qwen3_5Moe", "qwen3_vl_moe": "Qwen3VLMoe"}
     config = MultimodalConfig(
         architecture=f"{names.get(kind, 'Llava')}ForConditionalGeneration",
-        token_id=model.image_token_id,
+        token_ids={"image": model.image_token_id},
         raw=model.to_dict(),
         processor_kwargs=arguments,
     )
-    return ImagePreprocessor(config, image_processor_of(kind), ByteTokenizer(tokenizer_of(kind)))  # type: ignore[arg-type]
+    tokenizer: Any = ByteTokenizer(tokenizer_of(kind))
+    return PromptMedia(tokenizer, [ImagePreprocessor(config, image_processor_of(kind), tokenizer)])
+
+
+def given(*images: Any) -> list[MediaInput]:
+    return [MediaInput("image", image, "") for image in images]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +89,7 @@ def test_prompts_have_the_tokens_of_transformers_processor(kind, options):
     text = "".join(f"{number}: <image>\n" for number in range(len(IMAGES)))
     expected = processor(images=IMAGES, text=text, images_kwargs=dict(options))["input_ids"][0]
     ids = tokenizer(text)["input_ids"]
-    assert preprocessor(kind, **options).expanded(ids, IMAGES, [""] * len(IMAGES))[0] == list(expected)
+    assert preprocessor(kind, **options).expanded(ids, given(*IMAGES))[0] == list(expected)
 
 
 @pytest.mark.parametrize("kind", ["smolvlm", "internvl", "mistral3", *QWEN])
@@ -119,9 +125,7 @@ def test_texts_of_images_are_those_of_transformers_processor(kind):
     for image in IMAGES:
         processed = image_processor_of(kind)([image], return_tensors="np", **options)
         text = getattr(found, f"{name}Processor").replace_image_token(tokens, processed, 0)
-        assert (
-            one.expanded(tokenizer(PLACEHOLDERS[kind])["input_ids"], [image], [""])[0] == tokenizer(text)["input_ids"]
-        )
+        assert one.expanded(tokenizer(PLACEHOLDERS[kind])["input_ids"], given(image))[0] == tokenizer(text)["input_ids"]
 
 
 @pytest.mark.parametrize("options", [{}, {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 4}], ids=["", "pan"])
@@ -136,7 +140,7 @@ def test_prompts_of_gemma_3_are_tokenized_with_the_line_ends_around_images(optio
     for text in texts:
         images = [random_image(6, 40, 20), random_image(7, 16, 60)][: text.count(mark)]
         expected = processor(images=images, text=text, images_kwargs=dict(options))["input_ids"][0]
-        found, items = one.expanded(tokenizer(text)["input_ids"], images, [""] * len(images))
+        found, items = one.expanded(tokenizer(text)["input_ids"], given(*images))
         assert found == list(expected), text
         assert all(item.is_whole for item in items)
         assert [found[first : first + count] for item in items for first, count in item.places] == (
@@ -148,9 +152,9 @@ def test_what_an_image_of_gemma_3_cannot_follow():
     one = preprocessor("gemma3", do_pan_and_scan=True, pan_and_scan_min_crop_size=4)
     tokenizer, mark = tokenizer_of("gemma3"), PLACEHOLDERS["gemma3"]
     with pytest.raises(AiakqError, match="with pan and scan, an image has to begin a line"):
-        one.expanded(tokenizer(f"a{mark}")["input_ids"], [random_image(6, 40, 20)], [""])
+        one.expanded(tokenizer(f"a{mark}")["input_ids"], given(random_image(6, 40, 20)))
     with pytest.raises(AiakqError, match="it has the token 5, which stands for a part of an image"):
-        one.expanded(tokenizer(f"a<image_soft_token>{mark}")["input_ids"], [random_image(6, 40, 20)], [""])
+        one.expanded(tokenizer(f"a<image_soft_token>{mark}")["input_ids"], given(random_image(6, 40, 20)))
 
 
 @pytest.mark.parametrize(
@@ -183,12 +187,12 @@ def test_a_worker_of_the_tokenizer_does_not_start_with_a_wrong_argument(monkeypa
     """Other failures leave text to be served; this one is a mistake of the command line."""
     from aiakq.server.process.text_loading import load_media
 
-    def load(config: Any, tokenizer: Any) -> ImagePreprocessor:
+    def load(config: Any, tokenizer: Any) -> PromptMedia:
         return preprocessor("llava", nonsense=1)
 
     monkeypatch.setattr(ImagePreprocessor, "load", load)
-    setup: Any = SimpleNamespace(media=SimpleNamespace(refusal="", kind="image"))
-    loaded: Any = SimpleNamespace(media_failure=None)
+    setup: Any = SimpleNamespace(media=SimpleNamespace(refusal="", kind="image", max_items={"image": 1}, refusals={}))
+    loaded: Any = SimpleNamespace(media_failures={})
     tokenizer: Any = None
     with pytest.raises(AiakqError, match="--mm-processor-kwargs is .*'nonsense' is no argument"):
         load_media(setup, tokenizer, [], loaded)

@@ -15,6 +15,7 @@ from vision_models import PLACEHOLDERS, random_image, reference_logprobs, save_v
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
 from aiakq.runtime.multimodal.encoding import MediaEncoding
+from aiakq.runtime.multimodal.preprocessor import MediaInput
 from aiakq.runtime.multimodal.resource import EncoderCache
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
@@ -163,7 +164,7 @@ def test_the_same_bits_from_the_prefix_cache_and_other_images_miss_it(vision_mod
     [other] = llm.generate([{**first, "multi_modal_data": {"image": images}}], GREEDY, use_tqdm=False)
     assert other.prompt_token_ids == again.prompt_token_ids
     ids = llm.tokenizer.encode(first["prompt"])
-    _, (_, second) = llm._media.loaded().expanded(ids, images, ["", ""])
+    _, (_, second) = llm._media.loaded().expanded(ids, [MediaInput("image", image, "") for image in images])
     assert second.first - 8 < other.num_cached_tokens <= second.first
     uncached = engine(vision_model(kind), enable_prefix_caching=False)
     assert answers(llm, [{**first, "multi_modal_data": {"image": images}}]) == answers(

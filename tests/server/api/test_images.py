@@ -271,7 +271,7 @@ def test_a_client_has_a_limited_number_of_fetches(monkeypatch):
 
     async def ask(client: str) -> None:
         client_of_request.set(client)
-        await images.read([MediaPart({"image": f"http://{client}/"}, "image", "p")], MediaLimits("", 9, 9))
+        await images.read([MediaPart({"image": f"http://{client}/"}, "image", "p")], MediaLimits("", {"image": 9}, 9))
 
     async def run() -> None:
         tasks = [asyncio.create_task(ask("slow")) for _ in range(MAX_FETCHES + 3)]
