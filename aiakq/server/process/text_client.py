@@ -241,7 +241,7 @@ class TextClient:
         if reply.error is not None:
             raise reply.error.error()
         if reply.failure and request.media and (reply.failed == "image" or reply.failed == "audio"):
-            named = PLURALS[reply.failed]
+            named = "images and videos" if any(each.frames for each in request.media) else PLURALS[reply.failed]
             raise error("media_refused", param="messages", reason=f"preprocessing its {named} failed: {reply.failure}")
         if reply.failure and reply.failed == "audio":
             raise error("media_refused", param="file", reason=reply.failure)
