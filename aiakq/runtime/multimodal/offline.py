@@ -91,7 +91,7 @@ class OfflineMedia:
 
 def media_of(prompt: Mapping[str, Any], place: str, limits: MediaLimits) -> list[MediaSource]:
     """Return the media of a prompt of ``LLM.generate``; see ``OfflineMedia.of``."""
-    data, kind = prompt.get("multi_modal_data"), limits.kind
+    data = prompt.get("multi_modal_data")
     if data is None:
         return []
     param = f"{place}.multi_modal_data"

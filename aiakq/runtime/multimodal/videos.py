@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ANIMATED = ("GIF", "PNG", "WEBP")
 #: Frames per second of separate image files, as in vLLM.
 DEFAULT_FPS = 1.0
+#: Largest number of pixels of all frames of an animated file, each of which is decoded twice.
+MAX_ANIMATED_PIXELS = 1 << 30
 #: Milliseconds that viewers show a frame for whose file says 0.
 _USUAL_DELAY = 100.0
 #: Metadata of vLLM; the latter ones follow from the others, or are names.
@@ -102,6 +104,10 @@ def _animation(data: bytes, reading: VideoReading, param: str) -> Video | None:
     if count == 1:
         return None
     check_frames(count, param)
+    width, height = animation.size
+    if count * width * height > MAX_ANIMATED_PIXELS:
+        most = f"of at most {MAX_ANIMATED_PIXELS >> 20} million pixels in all"
+        raise refused(param, f"it has {count} frames of {width} x {height} pixels, {most}")
     seconds = sum(map(animation.delay, range(count))) / 1000.0
     return _sampled(Video(animation.frame, count, count / seconds, count, list(range(count))), seconds, reading)
 
@@ -110,12 +116,14 @@ class _Animation:
     """An animated file, whose frames are read one after the other.
 
     count  number of its frames.
+    size   width and height of them.
     """
 
     def __init__(self, data: bytes, param: str) -> None:
         """Raises what Pillow does."""
         self._data, self._param = data, param
         self._image = self._opened()
+        self.size: tuple[int, int] = self._image.size
         self.count: int = getattr(self._image, "n_frames", 1) if self._image.format in ANIMATED else 1
 
     def frame(self, number: int) -> Image:

@@ -110,6 +110,16 @@ def test_an_animation_of_too_many_frames_is_refused():
         video_of_files([encoded(frames, "GIF")], VideoReading(), "v")
 
 
+def test_an_animation_that_takes_long_to_decode_is_refused():
+    """A small file, whose frames are shown over each other."""
+    data = encoded(np.zeros((1, 4000, 4000, 3), np.uint8), "GIF")
+    palette = 13 + (3 * 2 ** ((data[10] & 7) + 1) if data[10] & 128 else 0)
+    with pytest.raises(
+        AiakqError, match="it has 70 frames of 4000 x 4000 pixels, of at most 1024 million pixels in all"
+    ):
+        video_of_files([data[:palette] + data[palette:-1] * 70 + b";"], VideoReading(), "v")
+
+
 @pytest.mark.parametrize(
     "given",
     [
