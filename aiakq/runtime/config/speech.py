@@ -143,11 +143,11 @@ def _default_language(raw: Mapping[str, Any], model: Mapping[str, object], langu
         return code
     if stated is not None:
         raise _malformed(f"language is {stated!r:.64}, not a text")
-    forced = raw.get("forced_decoder_ids") or model.get("forced_decoder_ids")
+    forced: Any = raw.get("forced_decoder_ids") or model.get("forced_decoder_ids")
     if raw.get("task") is not None or not forced:
         return None
     try:
-        token = dict(forced).get(1)  # type: ignore[call-overload]
+        token = dict(forced).get(1)
     except (TypeError, ValueError):
         raise _malformed(f"forced_decoder_ids is {forced!r:.64}, not pairs of an index and a token") from None
     codes = [code for code, id in languages.items() if id == token]
