@@ -221,7 +221,7 @@ NEWER: tuple[Unsupported, ...] = (
         "mm_encoder_fp8_scale_save_path",
         "mm_encoder_fp8_scale_save_margin =1.5",
     ),
-    *no_effect("videos are not read", "video_pruning_rate", "video_pruning_method =evs"),
+    *no_effect("all tokens of a video are computed", "video_pruning_rate", "video_pruning_method =evs"),
     *no_effect("pixels are a part of the request", "mm_tensor_ipc =direct_rpc", "mm_ipc_gpu_memory_gb =0"),
     *no_effect("requests name their adapter", "default_mm_loras"),
     *no_effect_switch("prompts have images, not embeddings", "enable_mm_embeds"),

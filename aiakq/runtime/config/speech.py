@@ -246,7 +246,7 @@ def transcribes_audio(args: EngineArguments, raw: Mapping[str, object]) -> bool:
     architecture = first_architecture(raw)
     transcribes = is_speech(architecture)
     if args.task == "transcription" and not transcribes:
-        raise _conflict("--task transcription", f"{architecture:.64} does not read audio")
+        raise _conflict("--task transcription", f"{architecture:.64} does not transcribe audio")
     if not transcribes:
         return False
     if args.task not in ("auto", "transcription"):

@@ -111,9 +111,11 @@ class VideoProcessor:
                 raise error("processor_key_unsupported", kind=kind, **fields)
         known = {name: value for name, value in stated.items() if name in defaults and value is not None}
         self._values = values = {**defaults, **known, **{n: v for n, v in given.items() if n in self.arguments}}
-        size = dict(values["size"])
-        for edge, name in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
-            size[edge] = values.get(name) or size.get(edge)
+        size: dict[str, Any] = dict(known.get("size", defaults["size"]))
+        for source in (known, given):  # what the user gives replaces what the file says
+            size = dict(source.get("size") or size)
+            for edge, name in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+                size[edge] = (name in defaults and source.get(name)) or size.get(edge)
         self._check(size, vision)
         self._check_given(given)
         self._least, self._most = int(size["shortest_edge"]), int(size["longest_edge"])

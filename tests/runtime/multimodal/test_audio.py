@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from audio_models import (
     tokenizer_of,
 )
 
-from aiakq.errors import AiakqError
+from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.multimodal.audio import AudioPreprocessor
 from aiakq.runtime.multimodal.preprocessor import MediaInput, PromptMedia
@@ -104,3 +105,16 @@ def test_settings_in_the_file_of_transformers_5_are_read(folders, tmp_path):
         preprocessor("voxtral", tmp_path)
     (tmp_path / "processor_config.json").write_text(f'{{"feature_extractor": {settings}}}')
     assert preprocessor("voxtral", tmp_path).placeholder == "[AUDIO]"
+
+
+def test_a_server_without_the_packages_serves_text_and_names_the_remedy(folders, monkeypatch):
+    from aiakq.server.process import text_loading
+
+    def missing() -> None:
+        raise error("no_soundfile")
+
+    monkeypatch.setattr(text_loading, "load_packages", missing)
+    setup: Any = SimpleNamespace(media=SimpleNamespace(refusal="", kind="audio", max_items={"audio": 1}))
+    loaded: Any = SimpleNamespace(media_failures={})
+    assert text_loading.load_media(setup, Tokenizer.load(folders["voxtral"]), [], loaded) is None
+    assert "aiakq[audio]" in str(loaded.media_failures["audio"].error())

@@ -233,6 +233,15 @@ def test_images_are_refused_by_a_model_that_hears(hearing_model):
         engine(hearing_model("voxtral")).chat([{"role": "user", "content": parts}], use_tqdm=False)
 
 
+def test_other_media_of_models_that_read_none_are_refused_as_such(tiny_model):
+    llm = LLM(str(tiny_model("LlamaForCausalLM")), device="cpu")
+    parts = [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]
+    with pytest.raises(AiakqError, match="input_audio: only text is read"):
+        llm.chat([{"role": "user", "content": parts}], use_tqdm=False)
+    with pytest.raises(AiakqError, match="only text is read"):
+        llm.generate({"prompt": "a", "multi_modal_data": {"audio": sound(0.1)}}, use_tqdm=False)
+
+
 def test_the_start_up_table_says_that_audio_is_read(hearing_model):
     facts = engine(hearing_model("qwen2_audio")).engine.facts
     assert facts["model part"] == "text and audios: 39 tensors of audio_tower, multi_modal_projector encode audios"

@@ -198,6 +198,14 @@ def test_the_same_frames_at_another_speed_are_another_video(vision_model):
     assert answers(llm, [slow]) == answers(engine(vision_model("qwen2_5_vl"), enable_prefix_caching=False), [slow])
 
 
+@pytest.mark.parametrize(
+    ("split", "kind"), [({"tensor_parallel_size": 2}, "qwen2_5_vl"), ({"pipeline_parallel_size": 2}, "qwen3_vl")]
+)
+def test_the_same_bits_on_two_ranks(vision_model, alone, split, kind):
+    llm = engine(vision_model(kind), **split, max_num_batched_tokens=32, max_num_seqs=8)
+    assert answers(llm, prompts_of(kind)) == alone(kind)
+
+
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
 def test_records_cross_processes(vision_model, alone, behind_bytes, kind):
     assert answers(behind_bytes(engine(vision_model(kind))), prompts_of(kind)) == alone(kind)

@@ -110,6 +110,14 @@ def test_files_of_images_state_videos_too():
     )
 
 
+def test_a_size_of_the_user_replaces_that_of_the_file():
+    video = video_of(random_video(1, 2, 64, 64), "v")
+    stated = {"min_pixels": 64, "max_pixels": 256}
+    assert processor("2", stated).frames(video, 1000, "v").grid == (1, 4, 4)
+    for given in ({"size": {"shortest_edge": 64, "longest_edge": 1024}}, {"max_pixels": 1024}):
+        assert processor("2", stated, **given).frames(video, 1000, "v").grid == (1, 8, 8)
+
+
 @pytest.mark.parametrize("given", [{"fps": 0}, {"fps": "2"}, {"num_frames": -1}, {"do_sample_frames": 1}])
 def test_wrong_arguments_are_refused(given):
     with pytest.raises(AiakqError, match="--mm-processor-kwargs"):

@@ -210,7 +210,7 @@ def test_a_gpu_is_refused(tiny_whisper):
 
 
 def test_task_transcription_needs_such_a_model(tiny_model):
-    with pytest.raises(AiakqError, match="does not read audio"):
+    with pytest.raises(AiakqError, match="does not transcribe audio"):
         LLM(str(tiny_model("LlamaForCausalLM")), device="cpu", task="transcription")
 
 
