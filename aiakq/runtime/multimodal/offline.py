@@ -95,12 +95,12 @@ def media_of(prompt: Mapping[str, Any], place: str, limits: MediaLimits) -> list
     if data is None:
         return []
     param = f"{place}.multi_modal_data"
-    kinds = limits.kinds or list(limits.max_items) or ["image"]
+    kinds = list(limits.max_items) or ["image"]
     if not isinstance(data, Mapping):
         raise error("invalid_type", param=param, reason=f'a dict such as {{"{kinds[0]}": {kinds[0]}}} is expected')
     for name, value in data.items():
         if name not in PLURALS and _is_given(value):
-            reason = f"only {named_kinds(kinds)} are read"
+            reason = f"media are {named_kinds(PLURALS)}"
             raise error("unsupported_parameter", param=f"{param}.{str(name)[:64]}", reason=reason)
     return [
         MediaSource(kind, f"{param}.{kind}[{number}]", value=each)

@@ -32,7 +32,7 @@ def media_limits(config: EngineConfig, model: Model) -> MediaLimits:
         or encoder_refusal(config)
         or refused_key(multimodal)
     ):
-        return MediaLimits(refusal)
+        return MediaLimits(refusal, dict(multimodal.max_items), refusals=dict(multimodal.refusals))
     refusals = dict(multimodal.refusals)
     if "video" in multimodal.max_items.keys() - refusals.keys() and (refusal := refused_video_key(multimodal)):
         refusals["video"] = refusal

@@ -124,9 +124,9 @@ class MediaLimits(msgspec.Struct, frozen=True):
     """What a model accepts besides text.
 
     refusal         why it takes no media; "" if it does.
-    max_items       kind of media that its encoder reads -> items per prompt.
+    max_items       kind of media that its encoder could read -> items per prompt.
     max_embeddings  tokens that all items of a prompt take together: the encoder cache holds them.
-    refusals        kind -> why its items are refused, although those of another kind are read.
+    refusals        kind -> why its items are refused, if it is another reason or those of another kind are read.
     """
 
     refusal: str = ""
@@ -141,8 +141,10 @@ class MediaLimits(msgspec.Struct, frozen=True):
 
     def refusal_of(self, kind: MediaKind) -> str:
         """Return why items of a kind are refused; "" if they are read."""
-        if self.refusal or kind in self.max_items:
-            return self.refusal or self.refusals.get(kind, "")
+        if kind in self.max_items:
+            return self.refusals.get(kind) or self.refusal
+        if not self.kinds:
+            return "only text is read"
         return f"the model reads {listed_words(['text', *(PLURALS[each] for each in self.kinds)])} only"
 
     def check_counts(self, items: Iterable[tuple[MediaKind, str]]) -> None:

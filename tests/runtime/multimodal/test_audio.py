@@ -84,7 +84,7 @@ def test_windows_of_voxtral_are_those_of_transformers(folders, length):
 
 def test_the_placeholder_of_texts_has_the_tokens_around_it(folders):
     for kind, mark in MARKS.items():
-        assert preprocessor(kind, folders[kind]).placeholder_texts == {"audio": mark}
+        assert preprocessor(kind, folders[kind]).placeholder_text == mark
 
 
 @pytest.mark.parametrize(("length", "reason"), [(0, "too few"), (320, "too few"), (RATE + 1, "the model reads 1 s")])
@@ -114,7 +114,7 @@ def test_a_server_without_the_packages_serves_text_and_names_the_remedy(folders,
         raise error("no_soundfile")
 
     monkeypatch.setattr(text_loading, "load_packages", missing)
-    setup: Any = SimpleNamespace(media=SimpleNamespace(refusal="", kind="audio"))
-    loaded: Any = SimpleNamespace(media_failure=None)
+    setup: Any = SimpleNamespace(media=SimpleNamespace(refusal="", kind="audio", max_items={"audio": 1}))
+    loaded: Any = SimpleNamespace(media_failures={})
     assert text_loading.load_media(setup, Tokenizer.load(folders["voxtral"]), [], loaded) is None
-    assert "aiakq[audio]" in str(loaded.media_failure.error())
+    assert "aiakq[audio]" in str(loaded.media_failures["audio"].error())
