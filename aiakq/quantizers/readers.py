@@ -19,6 +19,9 @@ def reader_notes(model: SourceModel, spec: QuantSpec, trust_remote_code: bool) -
     readers = formats.reader_notes(spec, bool(model.experts.fused))
     architecture = type(model.model).__name__
     reason = None if is_native(model) else unservable(model.model.config, trust_remote_code)
+    if reason is None and model.has_own_linears:
+        own = f"transformers has a class of its own for the linear layers of {architecture}, which it does not quantize"
+        return [*notes, f"{own}: load the output in aiakq or vLLM."]
     if reason is None:
         return notes + readers
     if model.experts.fused and readers or model.has_own_linears or not model.has_attention:

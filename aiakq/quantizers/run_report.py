@@ -68,6 +68,7 @@ def build_report(
         created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         command=command_line(prepared.options),
         recipe=recipe_document(prepared.options, prepared.recipe, prepared.spec.activation_bits),
+        own_linears=prepared.model.has_own_linears,
         padded=dict(prepared.cut.widths),
         predicts_text=predicts_text(prepared.checkpoint.config),
         lora=None if prepared.model.adapter is None else prepared.model.adapter.name,

@@ -200,7 +200,7 @@ With aiakq, on a GPU or a CPU:
 aiakq serve path/to/this/folder
 ```
 
-{_transformers(readers, tag)}With vLLM:
+{"" if report.own_linears else _transformers(readers, tag)}With vLLM:
 
 {vllm}
 """

@@ -369,3 +369,13 @@ def test_figures_of_texts_are_on_the_page_and_the_card_with_the_number_that_deci
     options = QuantizeOptions("org/model", "out", "awq")
     card = model_card.text(found, options, Path("source"))
     assert DECIDES in card and "0.0120 to 0.0134" in card and card.count("This is not fidelity") == 1
+
+
+def test_models_whose_linears_transformers_does_not_replace_are_not_loaded_there(tiny_model, tmp_path):
+    """Falcon has a class of its own for them."""
+    for architecture, is_own in (("FalconForCausalLM", True), ("LlamaForCausalLM", False)):
+        folder = tmp_path / architecture
+        options = QuantizeOptions(str(tiny_model(architecture)), str(folder), "weight_only_int8", evaluate=False)
+        report = quantize_checkpoint(options)
+        assert any("a class of its own" in line for line in report.warnings) == is_own == report.own_linears
+        assert ("from_pretrained" not in (folder / "README.md").read_text()) == is_own

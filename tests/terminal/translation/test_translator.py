@@ -120,8 +120,8 @@ def test_the_default_sampling_of_llama_server_is_made_explicit():
         ("vllm serve m --tool-call-parser minimax_m2", "--tool-call-parser minimax_m2", "lost"),
         ("vllm serve m --kv-cache-dtype nvfp4", "--kv-cache-dtype nvfp4", "differs"),
         (
-            'vllm serve m --speculative-config \'{"method": "qwen3_next_mtp"}\'',
-            '--speculative-config {"method": "qwen3_next_mtp"}',
+            'vllm serve m --speculative-config \'{"method": "ernie_mtp"}\'',
+            '--speculative-config {"method": "ernie_mtp"}',
             "ignored",
         ),
         ("sglang serve m --enable-priority-scheduling", "--enable-priority-scheduling", "differs"),
