@@ -15,7 +15,9 @@ from aiakq.runtime.models import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(library.unavailable() is not None, reason="the native kernels were not built")
 
-RECORDED = list(ARCHITECTURES)
+#: Families some of whose operations have no native kernel: the choice of positions by an index, and AltUp.
+UNRECORDED = ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Gemma3nForCausalLM"]
+RECORDED = [architecture for architecture in ARCHITECTURES if architecture not in UNRECORDED]
 
 
 def loaded(folder, **arguments) -> LLM:
@@ -41,6 +43,11 @@ def test_the_same_answers_as_operation_by_operation(architecture, dtype, tiny_mo
     ours = answers(llm)
     runner.captured = None
     assert answers(llm) == ours
+
+
+@pytest.mark.parametrize("architecture", UNRECORDED)
+def test_families_that_cannot_be_recorded_say_so(architecture, tiny_model):
+    assert loaded(tiny_model(architecture)).engine.facts["step"].startswith("operation by operation (")
 
 
 def test_every_step_within_the_bounds_is_run_in_one_call(tiny_model, monkeypatch):
