@@ -136,6 +136,9 @@ def checked_value(argument: Argument, value: Any, source: str | None = None) -> 
         value = _parse(argument, value, source)
     if isinstance(value, str) and argument.type in (list, tuple):
         value = [value]
+    if argument.type in (list, tuple) and int in argument.also:  # in Python; on the command line they are strings
+        value = [value] if type(value) is int else value
+        value = [str(entry) if type(entry) is int else entry for entry in value] if isinstance(value, list) else value
     if argument.choices and value not in argument.choices and isinstance(value, str):
         value = next((choice for choice in argument.choices if str(choice).lower() == value.lower()), value)
     refused = argument.refusal(value)

@@ -216,7 +216,7 @@ class CompilationArguments:
         high=3,
     )
     cudagraph_capture_sizes: list[str] | None = argument(
-        None, "Batch sizes that are captured as CUDA graphs, as in --compilation-config.", metavar="N"
+        None, "Batch sizes that are captured as CUDA graphs, as in --compilation-config.", metavar="N", also=(int,)
     )
     max_cudagraph_capture_size: int | None = argument(
         None, "Maximum batch size that is captured as a CUDA graph, as in --compilation-config.", low=0

@@ -89,6 +89,8 @@ def test_options_of_graphs_reach_the_compilation_config():
     assert CompilationConfig.from_args(args(optimization_level=0)).enforce_eager
     assert not CompilationConfig.from_args(args(optimization_level=3)).enforce_eager
     assert not CompilationConfig.from_args(args(optimization_level=0, compilation_config={"mode": 3})).enforce_eager
+    numbers = checked({"model": "m", "cudagraph_capture_sizes": [4, 1]}, server=False).cudagraph_capture_sizes
+    assert numbers == ["4", "1"], "vLLM's scripts have numbers"
     config = CompilationConfig.from_args(args(cudagraph_capture_sizes=["4", "1"], max_cudagraph_capture_size=4))
     assert config.cudagraph_capture_sizes == (1, 4) and config.max_cudagraph_capture_size == 4
 
