@@ -25,8 +25,7 @@ def states_per_sequence(num_drafts: int) -> int:
 class StateRows:
     """Maps states to rows: row 0 is the zero state, row p the state at the end of page p, then those of each slot.
 
-    num_rows  total number of rows.
-    scratch   the last row, which nothing reads: for padding.
+    num_rows  total number of rows. Nothing reads the last one: steps write the states of their padding there.
     """
 
     def __init__(self, num_pages: int, page_size: int, num_slots: int, caching: bool, num_drafts: int = 0) -> None:
@@ -34,8 +33,7 @@ class StateRows:
         self._page_size, self._caching = page_size, caching
         self._per_slot = states_per_sequence(num_drafts)
         self._first = num_pages if caching else 1
-        self.scratch = self._first + self._per_slot * num_slots
-        self.num_rows = self.scratch + 1
+        self.num_rows = self._first + self._per_slot * num_slots + 1
 
     def context(self, chunks: list[Chunk], sequences: list[SequenceState]) -> StateContext:
         """Return the rows that ``chunks`` of ``sequences`` read and write; updates ``state_at`` of the sequences."""
