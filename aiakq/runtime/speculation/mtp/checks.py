@@ -38,6 +38,8 @@ def _check_tensors(draft: EngineConfig, checkpoint: Checkpoint) -> None:
     layout = layout_of(weights, draft.model.num_layers - 1)
     if layout is None:
         raise _unsupported(f"for {draft.load.path}, which has none,")
+    if draft.model.raw.get("mtp_use_dedicated_embeddings") and not weights.has(f"{layout.embedding}.weight"):
+        raise _unsupported(f"whose own embeddings (mtp_use_dedicated_embeddings) are not {layout.embedding}.weight")
     try:
         build_head(draft.model, layout, weights, None)
     except AiakqError:

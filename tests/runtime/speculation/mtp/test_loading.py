@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,15 @@ def test_a_checkpoint_without_the_layer_is_refused(tiny_model):
 def test_what_cannot_have_the_layer_is_refused(arguments, named, target):
     with pytest.raises(AiakqError, match=named) as caught:
         drafting(target, **arguments)
+    assert caught.value.id == "unsupported"
+
+
+def test_embeddings_of_its_own_have_to_be_there(recurrent, tmp_path):
+    config = json.loads((Path(recurrent) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"mtp_use_dedicated_embeddings": True}))
+    shutil.copy(Path(recurrent) / "model.safetensors", tmp_path)
+    with pytest.raises(AiakqError, match="mtp_use_dedicated_embeddings") as caught:
+        drafting(tmp_path)
     assert caught.value.id == "unsupported"
 
 
