@@ -125,12 +125,9 @@ class MultimodalConfig:
         if not (isinstance(raw.get("text_config"), dict) and parts):
             return None
         kinds = [kind for kind, (part, _) in _KEYS.items() if part == parts[0]]
-        if kinds[0] == "audio" and args.mm_processor_kwargs:
-            expected = "nothing for a model that reads audio, whose files say how"
-            given = {"option": "--mm-processor-kwargs", "value": args.mm_processor_kwargs, "expected": expected}
-            raise error("bad_option", **given, hint="Leave it out.")
         named = raw.get("architectures")
         architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+        _check_effects(args, kinds[0], architecture)
         tokens = {kind: _token_id(raw, kind) for kind in kinds}
         return MultimodalConfig(
             architecture=architecture,
@@ -165,6 +162,17 @@ def media_limits(given: Mapping[str, object]) -> dict[MediaKind, int]:
             )
         found[kind] = count
     return found
+
+
+def _check_effects(args: EngineArguments, kind: MediaKind, architecture: str) -> None:
+    """Raise ``bad_option`` for arguments of media that have no effect on a model, which reads media of a ``kind``."""
+    whole, reads_no_videos = "nothing for a model that reads", architecture not in ARCHITECTURES["video"]
+    for option, value, is_refused, reads in (
+        ("--mm-processor-kwargs", args.mm_processor_kwargs, kind == "audio", "audio, whose files say how"),
+        ("--media-io-kwargs", args.media_io_kwargs, reads_no_videos, "no videos"),
+    ):
+        if value and is_refused:
+            raise error("bad_option", option=option, value=value, expected=f"{whole} {reads}", hint="Leave it out.")
 
 
 def _token_id(raw: Mapping[str, Any], kind: MediaKind) -> int | None:

@@ -225,6 +225,8 @@ def test_without_the_encoder_audio_is_refused_and_text_is_not(hearing_model):
 def test_processor_arguments_are_refused(hearing_model):
     with pytest.raises(AiakqError, match="--mm-processor-kwargs"):
         engine(hearing_model("voxtral"), mm_processor_kwargs={"size": 3})
+    with pytest.raises(AiakqError, match="--media-io-kwargs"):
+        engine(hearing_model("voxtral"), media_io_kwargs={"video": {"fps": 1}})
 
 
 def test_images_are_refused_by_a_model_that_hears(hearing_model):

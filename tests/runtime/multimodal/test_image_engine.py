@@ -266,6 +266,8 @@ def test_processor_arguments_change_the_image(vision_model):
 def test_wrong_processor_arguments_are_refused_before_the_first_image(vision_model):
     with pytest.raises(AiakqError, match="'do_image_split' is no argument of Idefics3ImageProcessor"):
         engine(vision_model("idefics3"), mm_processor_kwargs={"do_image_split": False})
+    with pytest.raises(AiakqError, match="--media-io-kwargs .* nothing for a model that reads no videos"):
+        engine(vision_model("idefics3"), media_io_kwargs={"video": {"fps": 1}})
 
 
 def test_without_the_encoder_images_are_refused_and_text_is_not(vision_model):
