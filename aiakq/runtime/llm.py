@@ -18,7 +18,13 @@ from aiakq.runtime.multimodal.offline import OfflineMedia, check_not_truncated
 from aiakq.runtime.offline import OutputBuilder, RequestOutputBuilder
 from aiakq.runtime.offline_checks import OfflineChecks
 from aiakq.runtime.offline_prompts import Prompt, listed_prompts
-from aiakq.runtime.pooling.offline import PooledOutputBuilder, PoolingMethods, TextPair, whole_prompt
+from aiakq.runtime.pooling.offline import (
+    PooledOutputBuilder,
+    PoolingMethods,
+    TextPair,
+    whole_prompt,
+    with_text_before,
+)
 from aiakq.runtime.protocol.command import Abort, Inbox, ResetPrefixCache
 from aiakq.runtime.protocol.output import StepOutput
 from aiakq.runtime.protocol.pooling_params import PoolingLimits, PoolingParams
@@ -121,7 +127,10 @@ class LLM(PoolingMethods, TranscriptionMethods):
     ) -> list[Result]:
         """See PoolingMethods."""
         limits = self._pooling_limits()
-        pooling = limits.resolve(params or PoolingParams())
+        params = params or PoolingParams()
+        pooling, before = limits.resolve(params), limits.before(params)
+        if before:
+            prompts = [with_text_before(prompt, before) for prompt in prompts]
         nothing = SamplingParams(
             max_tokens=0,
             detokenize=False,

@@ -21,8 +21,10 @@ from aiakq.runtime.pooling.sentence_transformers import (
     SentenceTransformer,
     read_cross_encoder,
     read_modules,
+    read_prompts,
 )
 from aiakq.runtime.protocol.pooling_params import POOLING_TYPES, Pooling, PoolingLimits
+from aiakq.runtime.protocol.text_prompts import TextPrompts
 
 _CLASSIFIER = "ForSequenceClassification"
 #: Suffixes of generative classes whose names also end like those of pooling classes.
@@ -224,6 +226,7 @@ def _pooled(
             labels=labels,
             concatenates=tokens is not None,
             reads_both_ways=encodes,
+            prompts=read_prompts(folder) if task == "embed" else TextPrompts(),
         ),
         num_labels=len(labels),
         label_tokens=tokens,

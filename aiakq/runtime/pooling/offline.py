@@ -81,6 +81,15 @@ def whole_prompt(
     return TokenizedPrompt(text if isinstance(text, str) else None, ids, second_text=second)
 
 
+def with_text_before(prompt: Prompt | TextPair, before: str) -> Prompt | TextPair:
+    """Return a prompt with a text before its own; token ids and pairs as they are."""
+    if isinstance(prompt, str):
+        return before + prompt
+    if isinstance(prompt, dict) and prompt.get("prompt") is not None and prompt.get("prompt_token_ids") is None:
+        return {**prompt, "prompt": before + prompt["prompt"]}
+    return prompt
+
+
 class PoolingMethods:
     """Methods of ``LLM`` that pool prompts instead of generating text.
 
@@ -165,13 +174,15 @@ class PoolingMethods:
                 one + two if limits.concatenates else TextPair(one, two) for one, two in pairs
             ]
             return self._pool(_scored, prompts, None, truncate_prompt_tokens, use_tqdm)
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        results = self._pool(_embedded, texts, None, truncate_prompt_tokens, use_tqdm)
-        outputs = dict(zip(texts, results, strict=True))
+        sides = []
+        for texts, params in limits.sides(pairs, PoolingParams()):
+            results = self._pool(_embedded, texts, params, truncate_prompt_tokens, use_tqdm)
+            sides.append(dict(zip(texts, results, strict=True)))
+        queries, documents = sides[0], sides[-1]
         scored = []
         for one, two in pairs:
-            second = outputs[two]
-            score = similarity(outputs[one].outputs.embedding, second.outputs.embedding)
+            second = documents[two]
+            score = similarity(queries[one].outputs.embedding, second.outputs.embedding)
             output = ScoringOutput(score)
             scored.append(
                 ScoringRequestOutput(second.request_id, output, second.prompt_token_ids, second.num_cached_tokens)

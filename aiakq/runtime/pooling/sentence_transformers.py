@@ -9,6 +9,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_file
+from aiakq.runtime.protocol.text_prompts import TextPrompts
 
 #: Supported pooling modes of sentence-transformers -> ours.
 _KINDS = {
@@ -19,6 +20,7 @@ _MODES = {
     **{"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST", "max": "MAX", "weightedmean": "WEIGHTEDMEAN"},
     "mean_sqrt_len_tokens": "MEAN_SQRT_LEN",
 }
+_SETTINGS = "config_sentence_transformers.json"
 #: Supported activations of Dense modules.
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
@@ -69,8 +71,7 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
     names = [name for name, _ in _modules(folder)] if (folder / "modules.json").exists() else ["Transformer"]
     if names != ["Transformer"]:
         raise _unsupported(f"A model of labels of the modules {', '.join(names) or 'none'}")
-    settings = "config_sentence_transformers.json"
-    stated = _object(folder, settings).get("activation_fn") if (folder / settings).exists() else None
+    stated = _object(folder, _SETTINGS).get("activation_fn") if (folder / _SETTINGS).exists() else None
     length = _max_length(folder, "sequence-classification", "logits")
     return CrossEncoder(None if stated is None else str(stated), length)
 
@@ -101,6 +102,20 @@ def read_modules(folder: Path) -> SentenceTransformer | None:
         tuple(dense),
         _max_length(folder, "feature-extraction", "last_hidden_state"),
     )
+
+
+def read_prompts(folder: Path) -> TextPrompts:
+    """Read the prompts of the model in ``folder``. Raises ``model_malformed``."""
+    if not (folder / _SETTINGS).exists():
+        return TextPrompts()
+    settings = _object(folder, _SETTINGS)
+    named, default = settings.get("prompts"), settings.get("default_prompt_name")
+    named = {} if named is None else named
+    if not isinstance(named, dict) or not all(isinstance(text, str | None) for text in named.values()):
+        raise _malformed(_SETTINGS, "prompts is no object with texts")
+    if default is not None and (not isinstance(default, str) or default not in named):
+        raise _malformed(_SETTINGS, f"default_prompt_name is {default!r:.64}, which prompts does not have")
+    return TextPrompts({name: text or "" for name, text in named.items()}, default)
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import dataclasses
 import math
 import operator
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import msgspec
 from aiakq.constraints import declarations, declare
 from aiakq.errors import error
 from aiakq.runtime.protocol.parameter import Checks, Parameter
+from aiakq.runtime.protocol.text_prompts import TextPrompts
 
 #: Kinds that reduce the rows of all tokens to one: their mean, their largest values, the mean weighted by position from
 #: 1 on, and the sum divided by the square root of their number.
@@ -32,11 +34,15 @@ class PoolingParams:
     dimensions  number of leading dimensions of an embedding to keep, for Matryoshka models.
     normalize   whether to normalize an embedding to length 1.
     activation  whether to turn scores into probabilities.
+    prompt_name name of the prompt of the model's files that is put before a text.
+    input_type  kind of text: query, document, or a name as ``prompt_name``.
     """
 
     dimensions: int | None = declare(None)
     normalize: bool | None = declare(None)
     activation: bool | None = declare(None)
+    prompt_name: str | None = declare(None)
+    input_type: str | None = declare(None)
 
     def __post_init__(self) -> None:
         """Validate the types. Raises ``invalid_type``."""
@@ -134,6 +140,7 @@ class PoolingLimits(msgspec.Struct, frozen=True):
     concatenates  whether two texts are scored as one concatenated text instead of a pair.
     reads_both_ways  whether the model is an encoder, whose attention reads whole texts. A text that is cut keeps the
                 special tokens around it, as the tokenizer cuts it, and padding is not read.
+    prompts     what the model's files put before texts.
     """
 
     task: str
@@ -143,6 +150,7 @@ class PoolingLimits(msgspec.Struct, frozen=True):
     labels: list[str] = []
     concatenates: bool = False
     reads_both_ways: bool = False
+    prompts: TextPrompts = TextPrompts()
 
     @property
     def is_classifier(self) -> bool:
@@ -155,6 +163,20 @@ class PoolingLimits(msgspec.Struct, frozen=True):
         parts = [self.task, pooling.kind, *(["normalized"] if pooling.normalize else [])]
         parts += [pooling.activation] if pooling.activation else []
         return f"{', '.join(parts)}: {self.width} numbers" + ("" if pooling.has_one_row else " for each row")
+
+    def before(self, params: PoolingParams) -> str:
+        """Return what is put before texts. Raises ``unsupported_parameter``."""
+        return self.prompts.before(params.prompt_name, params.input_type)
+
+    def sides(self, pairs: Sequence[tuple[str, str]], params: PoolingParams) -> list[tuple[list[str], PoolingParams]]:
+        """Return the distinct texts of ``pairs`` to embed, with their parameters: queries and documents, or one list of
+        both if these have no prompts of their own."""
+        if not self.prompts.has_roles:
+            return [(list(dict.fromkeys(text for pair in pairs for text in pair)), params)]
+        return [
+            (list(dict.fromkeys(texts)), dataclasses.replace(params, input_type=role))
+            for texts, role in zip(zip(*pairs, strict=True), ("query", "document"), strict=True)
+        ]
 
     def check_embeds(self) -> None:
         """Raise ``task_mismatch`` unless the model returns embeddings."""

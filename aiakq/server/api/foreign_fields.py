@@ -299,6 +299,19 @@ POOLING_FIELDS: Mapping[str, ForeignField] = {
 }
 
 
+def _task(value: object, sent: Sent) -> Fields:
+    """Of Jina: the name of a prompt. Of others: what the route does."""
+    return {} if value in (None, "", "embed", "embedding") else {"prompt_name": value}
+
+
+#: Fields of requests with embeddings, of which a model may have several kinds.
+EMBEDDING_FIELDS: Mapping[str, ForeignField] = {
+    **POOLING_FIELDS,
+    "task": ForeignField(_task),
+    "text_type": renamed("input_type"),
+}
+
+
 def _text(value: object, sent: Sent) -> Fields:
     """llama.cpp's /tokenize adds special tokens only if asked to."""
     asked = any(sent.sent(name) is not None for name in ("add_special", "add_special_tokens"))

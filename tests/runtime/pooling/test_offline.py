@@ -294,3 +294,39 @@ def test_random_weights_of_every_kind(tiny_model, tiny_classifier):
     assert _embeddings(embeds, TEXTS).norm(dim=1).tolist() == pytest.approx([1] * 3)
     classifies = _loaded(tiny_classifier("LlamaForCausalLM", 3), load_format="dummy")
     assert sum(classifies.classify("x", use_tqdm=False)[0].outputs.probs) == pytest.approx(1)
+
+
+def _with_prompts(folder: Path, default: str | None = None) -> LLM:
+    settings = {"prompts": {"query": "find: ", "topic": "about: "}, "default_prompt_name": default}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return _loaded(folder, max_model_len=None)
+
+
+def test_prompts_of_the_files_are_put_before_texts(sentence_model):
+    llm = _with_prompts(sentence_model)
+    plain = _embeddings(llm, TEXTS)
+    for chosen, before in (({"prompt_name": "topic"}, "about: "), ({"input_type": "query"}, "find: ")):
+        assert torch.equal(_embeddings(llm, TEXTS, **chosen), _embeddings(llm, [before + text for text in TEXTS]))
+    assert torch.equal(_embeddings(llm, TEXTS, input_type="document"), plain)
+    with pytest.raises(AiakqError, match="query, topic"):
+        _embeddings(llm, TEXTS, prompt_name="answers")
+    [found] = llm.score("a question", "an answer", use_tqdm=False)
+    one, two = _embeddings(llm, ["find: a question", "an answer"]).double()
+    assert found.outputs.score == pytest.approx(float(one @ two), abs=1e-6)
+
+
+def test_a_default_prompt_is_that_of_texts_without_a_name(sentence_model):
+    llm = _with_prompts(sentence_model, "topic")
+    before = _embeddings(llm, TEXTS)
+    ids = [llm.get_tokenizer()("about: " + text)["input_ids"] for text in TEXTS]
+    assert torch.equal(before, torch.tensor([each.outputs.embedding for each in llm.embed(ids, use_tqdm=False)]))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"prompts": []}, {"prompts": {"query": 5}}, {"prompts": {"query": ""}, "default_prompt_name": "topic"}]
+)
+def test_damaged_prompts_are_named(settings, sentence_model):
+    (sentence_model / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with pytest.raises(AiakqError, match="config_sentence_transformers") as caught:
+        _loaded(sentence_model)
+    assert caught.value.id == "model_malformed"

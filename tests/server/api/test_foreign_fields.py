@@ -174,7 +174,6 @@ def test_fields_whose_value_changes_nothing_are_ignored_in_silence(fields):
         (ChatCompletionRequest, {"think_stop_sentence": "So."}, "think_stop_sentence"),
         (ChatCompletionRequest, {"nvext": {"use_raw_prompt": True}}, "nvext"),
         (ChatCompletionRequest, {"google": {"cached_content": "a"}}, "google"),
-        (EmbeddingRequest, {"input_type": "query"}, "input_type"),
         (EmbeddingRequest, {"truncate": "MIDDLE"}, "truncate"),
         (EmbeddingRequest, {"truncate": 5}, "truncate"),
         (EmbeddingRequest, {"truncate": True, "truncation_side": "left"}, "truncate"),

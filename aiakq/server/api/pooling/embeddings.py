@@ -13,6 +13,7 @@ from aiakq.errors import error
 from aiakq.runtime.protocol.pooling_params import PoolingLimits, PoolingParams
 from aiakq.server.api.completions import split_prompts
 from aiakq.server.api.conversation import TEMPLATE_KWARGS_SCHEMA, ChatMessage, ConversationFields
+from aiakq.server.api.foreign_fields import EMBEDDING_FIELDS
 from aiakq.server.api.pooling.number_encoding import (
     EmbedDtype,
     EncodingFormat,
@@ -94,6 +95,16 @@ class InputFields(PoolingFields):
 class EmbeddingRequest(InputFields):
     """The body of POST /v1/embeddings."""
 
+    foreign_fields = EMBEDDING_FIELDS
+
+    prompt_name: str | None = Field(
+        None, description="Name of the prompt of the model's files (sentence-transformers) to put before each text."
+    )
+    input_type: str | None = Field(
+        None,
+        description="Kind of the texts: query or document, whose prompts the model's files name, or the name of a "
+        "prompt. search_query, search_document and passage are other names of these kinds.",
+    )
     encoding_format: EncodingFormat | None = Field(
         None,
         description="float: lists of numbers; base64: those of embed_dtype; bytes: these one after the other, with a "
@@ -112,7 +123,15 @@ class EmbeddingRequest(InputFields):
     use_activation: bool | None = Field(None, description="vLLM's name of normalize.")
 
     def params(self) -> PoolingParams:
-        return PoolingParams(dimensions=self.dimensions, normalize=same(self, "normalize", "use_activation"))
+        normalize = same(self, "normalize", "use_activation")
+        return PoolingParams(self.dimensions, normalize, None, *self.kind_of_text())
+
+    def kind_of_text(self) -> tuple[str | None, str | None]:
+        """Return ``prompt_name`` and ``input_type``. Raises ``unsupported_parameter`` for other inputs than texts."""
+        given = next((name for name in ("prompt_name", "input_type") if getattr(self, name)), None)
+        if given is not None and not _has_texts(self.input):
+            raise error("unsupported_parameter", param=given, reason="it is for texts in input")
+        return self.prompt_name or None, self.input_type or None
 
     def encoding(self) -> NumberEncoding:
         """Return the encoding of the response. Raises ``unsupported_parameter``."""
@@ -139,8 +158,15 @@ class PoolingRequest(EmbeddingRequest):
             reason = f"the server is started for {' and '.join(tasks)}; see --task and --override-pooler-config"
             raise error("unsupported_parameter", param="task", reason=reason)
         if limits.is_classifier:
-            return PoolingParams(self.dimensions, self.normalize, same(self, "activation", "use_activation"))
-        return PoolingParams(self.dimensions, same(self, "normalize", "use_activation"), self.activation)
+            activation = same(self, "activation", "use_activation")
+            return PoolingParams(self.dimensions, self.normalize, activation, *self.kind_of_text())
+        normalize = same(self, "normalize", "use_activation")
+        return PoolingParams(self.dimensions, normalize, self.activation, *self.kind_of_text())
+
+
+def _has_texts(inputs: object) -> bool:
+    first = inputs[0] if isinstance(inputs, list) and inputs else inputs
+    return isinstance(first, str)
 
 
 def _tasks(limits: PoolingLimits) -> tuple[str, ...]:

@@ -126,7 +126,9 @@ class PooledResults(Generic[Payload]):
         self, inputs: Sequence[str | list[int]], params: PoolingParams, add_special_tokens: bool = True
     ) -> list[PooledPrompt]:
         """Pool each of ``inputs``, texts or token ids. Raises the errors of tokenization and the engine."""
-        tokenize = self.service.renderer.tokenize_prompts
+        tokenize, before = self.service.renderer.tokenize_prompts, self.limits.before(params)
+        if before:
+            inputs = [before + each if isinstance(each, str) else each for each in inputs]
         return await self._in_batches(inputs, params, lambda part: tokenize(part, add_special_tokens, self.params))
 
     async def pool_pairs(self, pairs: Sequence[tuple[str, str]], params: PoolingParams) -> list[PooledPrompt]:

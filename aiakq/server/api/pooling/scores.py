@@ -181,16 +181,20 @@ class ScoringResults(PooledResults[Scoring]):
         if self.limits.is_classifier:
             outputs = await self.pool_pairs(pairs, params)
             return [prompt.pooled.vector()[0] for prompt in outputs], outputs
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        outputs = []
-        for start in range(0, len(texts), MAX_INPUTS):  # two prompts per pair
-            outputs += await self.pool(texts[start : start + MAX_INPUTS], params)
-        vectors = {text: prompt.pooled.vector() for text, prompt in zip(texts, outputs, strict=True)}
+        sides: list[dict[str, list[float]]] = []
+        outputs: list[PooledPrompt] = []
+        for texts, side_params in self.limits.sides(pairs, params):
+            pooled: list[PooledPrompt] = []
+            for start in range(0, len(texts), MAX_INPUTS):  # two prompts per pair
+                pooled += await self.pool(texts[start : start + MAX_INPUTS], side_params)
+            sides.append({text: prompt.pooled.vector() for text, prompt in zip(texts, pooled, strict=True)})
+            outputs += pooled
+        queries, documents = sides[0], sides[-1]
         scores: list[float] = []
-        for one, two in pairs:
+        for query, document in pairs:
             if len(scores) % _SCORES_AT_A_TIME == 0:
                 await asyncio.sleep(0)
-            scores.append(similarity(vectors[one], vectors[two]))
+            scores.append(similarity(queries[query], documents[document]))
         return scores, outputs
 
     async def _cut(self, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
