@@ -34,6 +34,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "NomicBertModel": ("nomic_bert", {**_BERT, "hidden_act": "silu"}),
     "GteModel": ("gte", {**_BERT, "type_vocab_size": 1, "pad_token_id": 1}),
+    "JinaEmbeddingsV3Model": ("jina_embeddings_v3", {**_BERT, "pad_token_id": 1}),
 }
 #: Those whose tokenizers tell the texts of a pair apart.
 WITH_SEGMENTS = ("BertModel", "NomicBertModel")

@@ -95,7 +95,7 @@ def check_encoder(options: QuantizeOptions, checkpoint: Checkpoint) -> None:
     if predicts_text(checkpoint.config):
         return
     architecture = first_architecture(checkpoint.config)
-    if encoder_of(architecture) in ("GteModel", "NomicBertModel"):
+    if encoder_of(architecture) in ("GteModel", "NomicBertModel", "JinaBertModel", "JinaEmbeddingsV3Model"):
         what = f"Quantizing {architecture}, whose files name other layers than its class in transformers,"
         raise error("unsupported", what=what, hint="aiakq serve --quantization int8 rounds it while it is loaded.")
     recipe, reason = (

@@ -20,7 +20,7 @@ def _embedding(folder: Path, **arguments: str) -> torch.Tensor:
 
 
 #: Families whose files name other layers than transformers' classes.
-RENAMED = ("GteModel", "NomicBertModel")
+RENAMED = ("GteModel", "NomicBertModel", "JinaEmbeddingsV3Model")
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODERS if name not in RENAMED])

@@ -24,7 +24,11 @@ ENCODER_TYPES: Mapping[str, str] = {
     "ModernBertModel": "modernbert",
     "NomicBertModel": "nomic_bert",
     "GteModel": "gte",
+    "JinaBertModel": "jina_bert",
+    "JinaEmbeddingsV3Model": "jina_embeddings_v3",
 }
+#: Families whose files have the model_type of another.
+_STATED = {"jina_bert": "bert"}
 _SIZES = {"max_position_embeddings": 512, "intermediate_size": 3072, "layer_norm_eps": 1e-12}
 _BERT: dict[str, Any] = {**_SIZES, "hidden_act": "gelu", "type_vocab_size": 2, "pad_token_id": 0}
 _ROBERTA: dict[str, Any] = {**_BERT, "pad_token_id": 1}
@@ -46,7 +50,7 @@ def _family(defaults: Mapping[str, Any], rotary: bool = False, **others: Any) ->
 #: model_type -> keys.
 ENCODER_FAMILIES: Mapping[str, Family] = {
     "bert": _family(_BERT),
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _family(_ROBERTA)),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _family(_ROBERTA, unread=frozenset({"use_flash_attn"}))),
     "distilbert": _family(
         {"max_position_embeddings": 512, "intermediate_size": 3072, "hidden_act": "gelu", "layer_norm_eps": 1e-12},
         unread=frozenset({"sinusoidal_pos_embds", "tie_weights_"}),
@@ -80,6 +84,21 @@ ENCODER_FAMILIES: Mapping[str, Family] = {
     "nomic_bert": _family(
         {**_BERT, "max_position_embeddings": 2048, "hidden_act": "silu", "head_dim": None}, rotary=True
     ),
+    "jina_bert": _family(
+        {**_BERT, "feed_forward_type": "original"},
+        fixed={"position_embedding_type": ("alibi",), "feed_forward_type": ("geglu", "reglu"), "emb_pooler": ("mean",)},
+        unread=frozenset({"attn_implementation", "model_max_length"}),
+    ),
+    "jina_embeddings_v3": _family(
+        {
+            **_ROBERTA,
+            "max_position_embeddings": 8194,
+            "intermediate_size": 4096,
+            "layer_norm_eps": 1e-5,
+            "type_vocab_size": 1,
+        },
+        rotary=True,
+    ),
     "gte": _family({**_BERT, "max_position_embeddings": 8192, "type_vocab_size": 1, "head_dim": None}, rotary=True),
 }
 
@@ -112,7 +131,7 @@ def encoder_config(raw: Mapping[str, object], base: str) -> dict[str, Any]:
     """
     kind = ENCODER_TYPES[base]
     stated = raw.get("model_type") or kind
-    if stated != kind:
+    if stated not in (kind, _STATED.get(kind)):
         reason = f"architectures names an encoder of the family {kind}"
         raise error("config_key_unsupported", key="model_type", value=f"{stated!r:.64}", reason=reason)
     config = {**raw, "architectures": [base], "model_type": kind}
@@ -166,7 +185,7 @@ def _modernbert(config: dict[str, Any]) -> dict[str, Any]:
 
 def _rotary(config: dict[str, Any]) -> dict[str, Any]:
     """Fill in the base of the rotary frequencies, which transformers leaves out of files."""
-    theta = 1000.0 if config["model_type"] == "nomic_bert" else 160_000.0
+    theta = _THETAS[config["model_type"]]
     if config.get("auto_map"):
         hint = "Files of transformers' own class have no auto_map; aiakq computes with those only."
         raise error("unsupported", what=f"An encoder with Python code of its own ({config['model_type']})", hint=hint)
@@ -175,12 +194,20 @@ def _rotary(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "rope_parameters": {"rope_type": "default", "rope_theta": base, **given}}
 
 
+def _jina_bert(config: dict[str, Any]) -> dict[str, Any]:
+    """Positions are learned in a file that does not say otherwise."""
+    return {**config, "position_embedding_type": config.get("position_embedding_type") or "absolute"}
+
+
+#: Base of the rotary frequencies of files without one.
+_THETAS = {"nomic_bert": 1000.0, "gte": 160_000.0, "jina_embeddings_v3": 20_000.0}
 _PADDED = ("roberta", "xlm-roberta", "camembert", "mpnet")
 _SPELLINGS: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     **dict.fromkeys(_PADDED, _roberta),
     "distilbert": _distilbert,
     "modernbert": _modernbert,
-    **dict.fromkeys(("nomic_bert", "gte"), _rotary),
+    "jina_bert": _jina_bert,
+    **dict.fromkeys(_THETAS, _rotary),
 }
 
 

@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from aiakq.kernels.ops.linear import LinearLayer
+from aiakq.kernels.ops.norm import Norm
 from aiakq.kernels.types import ActivationLayout, AttentionContext, LinearInput, RotaryTables
 from aiakq.runtime.layers.attention import LayerCache
 
-#: Queries of a window that are computed together; each group reads the keys around it only.
+#: Queries of a window, or with a bias, that are computed together; a group of a window reads the keys around it only.
 _QUERIES = 256
-#: Bias of the scores of a text of T tokens: T -> [H, T, T].
-PositionBias = Callable[[int], Tensor]
+#: Bias of the scores of queries ``start`` .. ``end`` - 1 of a text of T tokens: start, end, T -> [H, end - start, T].
+PositionBias = Callable[[int, int, int], Tensor]
 
 
 class EncoderAttention:
@@ -29,8 +30,11 @@ class EncoderAttention:
     output  output projection from H * D.
     rotary  tables of the rotary embedding, or None.
     window  tokens on each side that a token reads, besides itself; None: all.
-    bias    bias of the scores (MPNet), or None.
+    bias    bias of the scores (MPNet, JinaBERT), or None.
+    norms   norms of all heads' queries and keys, H * D values of a token, or None.
     """
+
+    norms: tuple[Norm, Norm] | None = None
 
     def __init__(
         self,
@@ -55,6 +59,8 @@ class EncoderAttention:
         qkv = self.qkv(x)
         parts = qkv.view(len(qkv), 3, self._heads, self._head_dim)
         queries, keys, values = parts.unbind(1)
+        if self.norms is not None:
+            queries, keys = (_normed(part, norm) for part, norm in zip((queries, keys), self.norms, strict=True))
         if self._rotary is not None:
             queries, keys = (rotated(part, positions, self._rotary) for part in (queries, keys))
         out = torch.zeros(len(qkv), self._heads * self._head_dim, dtype=qkv.dtype, device=qkv.device)
@@ -67,9 +73,10 @@ class EncoderAttention:
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of one text: [H, T, D] each -> [H, T, D]."""
         length, window = q.shape[1], self._window
+        if self._bias is not None:
+            return self._biased(q, k, v, self._bias)
         if window is None or length <= window + 1:
-            bias = None if self._bias is None else self._bias(length).to(q.dtype)[None]
-            return scaled_dot_product_attention(q[None], k[None], v[None], bias, scale=self._scale)[0]
+            return scaled_dot_product_attention(q[None], k[None], v[None], scale=self._scale)[0]
         at, pieces = torch.arange(length, device=q.device), []
         for start in range(0, length, _QUERIES):
             end, first = min(start + _QUERIES, length), max(start - window, 0)
@@ -77,6 +84,17 @@ class EncoderAttention:
             near = (at[start:end, None] - at[None, first:last]).abs() <= window
             part = q[None, :, start:end], k[None, :, first:last], v[None, :, first:last]
             pieces.append(scaled_dot_product_attention(*part, near, scale=self._scale)[0])
+        return torch.cat(pieces, 1)
+
+    def _biased(self, q: Tensor, k: Tensor, v: Tensor, bias: PositionBias) -> Tensor:
+        """Attention of one text with a bias, by groups of queries: the bias of long texts would need much memory."""
+        length, pieces = q.shape[1], []
+        for start in range(0, length, _QUERIES):
+            end = min(start + _QUERIES, length)
+            added = bias(start, end, length).to(q.dtype)[None]
+            pieces.append(
+                scaled_dot_product_attention(q[None, :, start:end], k[None], v[None], added, scale=self._scale)[0]
+            )
         return torch.cat(pieces, 1)
 
     def cache_bytes(self, dtype: torch.dtype) -> int:
@@ -90,6 +108,13 @@ class EncoderAttention:
     def new_cache(self, pages: int, page_size: int, state_rows: int) -> LayerCache:
         """Return no tensors."""
         return ()
+
+
+def _normed(x: Tensor, norm: Norm) -> Tensor:
+    """x [T, H, D] -> the norm of H * D values of each token, in the same shape."""
+    normed = norm(x.flatten(1).contiguous())
+    assert isinstance(normed, Tensor)
+    return normed.view(x.shape)
 
 
 def rotated(x: Tensor, positions: Tensor, tables: RotaryTables) -> Tensor:

@@ -22,6 +22,8 @@ ENCODERS: Registry[FamilyModule] = Registry(
         "ModernBertModel": "aiakq.runtime.models.encoders.modernbert",
         "NomicBertModel": "aiakq.runtime.models.encoders.nomic_bert",
         "GteModel": "aiakq.runtime.models.encoders.gte",
+        "JinaBertModel": "aiakq.runtime.models.encoders.jina_bert",
+        "JinaEmbeddingsV3Model": "aiakq.runtime.models.encoders.jina_roberta",
     },
 )
 #: Modules around an encoder in files with a head.

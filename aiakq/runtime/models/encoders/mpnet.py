@@ -28,9 +28,9 @@ class RelativeBias:
     def __init__(self, table: Tensor, length: int) -> None:
         self._table, self._length = table, length
 
-    def __call__(self, length: int) -> Tensor:
-        """Return [H, T, T] for a text of T tokens."""
-        return self._all[:, :length, :length]
+    def __call__(self, start: int, end: int, length: int) -> Tensor:
+        """See PositionBias."""
+        return self._all[:, start:end, :length]
 
     @cached_property
     def _all(self) -> Tensor:
