@@ -19,7 +19,7 @@ from aiakq.system.network import answers
 from aiakq.system.user_path import user_path
 
 #: Files to download besides weights: config, tokenizer, templates.
-_OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", *TOKENIZERS, "*.tiktoken", "*.py"]
+_OTHER_FILES = ["*.json", "*.jinja", "*.txt", "*.model", *TOKENIZERS, "*.tiktoken", "*.py", "artifact.metadata"]
 #: Weights; torch's own files only for repositories without safetensors, or if requested.
 _SAFETENSORS = ["*.safetensors"]
 _TORCH = ["pytorch_model*.bin"]

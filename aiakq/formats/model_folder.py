@@ -57,6 +57,7 @@ VERBATIM_FILES = (
     "modules.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
+    "artifact.metadata",
     "LICENSE",
     "LICENSE.md",
     "LICENSE.txt",

@@ -22,6 +22,7 @@ from aiakq.runtime.pooling.offline import (
     PooledOutputBuilder,
     PoolingMethods,
     TextPair,
+    late_prompt,
     whole_prompt,
     with_text_before,
 )
@@ -138,7 +139,11 @@ class LLM(PoolingMethods, TranscriptionMethods):
             truncation_side="right" if limits.reads_both_ways else None,
         )
         options = [RequestOptions(cache_salt=_salt(prompt), pooling=pooling) for prompt in prompts]
-        read = [self._read_pooled(prompt, number, nothing) for number, prompt in enumerate(prompts)]
+        read = [
+            self._tokenized(late_prompt, self.tokenizer, prompt, params, self.engine.limits, truncate_prompt_tokens)
+            or self._read_pooled(prompt, number, nothing)
+            for number, prompt in enumerate(prompts)
+        ]
         return self._run(self._requests(read, [nothing] * len(read), options), builder, use_tqdm)
 
     def chat(  # noqa: PLR0913  the parameters of vLLM

@@ -27,6 +27,8 @@ ENCODER_TYPES: Mapping[str, str] = {
     "JinaBertModel": "jina_bert",
     "JinaEmbeddingsV3Model": "jina_embeddings_v3",
 }
+#: Classes around an encoder with other names: that of ColBERT's authors.
+_OTHER_NAMES = {"HF_ColBERT": "BertModel"}
 #: Families whose files have the model_type of another.
 _STATED = {"jina_bert": "bert"}
 _SIZES = {"max_position_embeddings": 512, "intermediate_size": 3072, "layer_norm_eps": 1e-12}
@@ -105,6 +107,8 @@ ENCODER_FAMILIES: Mapping[str, Family] = {
 
 def encoder_of(architecture: str) -> str | None:
     """Return the class of the encoder in a class of config.json, without its head; None if there is none."""
+    if architecture in _OTHER_NAMES:
+        return _OTHER_NAMES[architecture]
     for suffix in _SUFFIXES:
         if architecture.endswith(suffix):
             base = f"{architecture.removesuffix(suffix)}Model"

@@ -87,7 +87,7 @@ class EngineConfig:
         stated, raw = raw, dict(model.raw)
         max_model_len = length_limit(args, model, None if pooling is None else pooling.max_length)
         model = replace(model, context=max_model_len, num_positions=max_model_len)
-        head = None if pooling is None else OutputHead(pooling.num_labels, pooling.label_tokens)
+        head = None if pooling is None else OutputHead(pooling.num_labels, pooling.label_tokens, pooling.projection)
         model = load.with_stored_head(replace(model, head=head), raw)
         if args.disable_sliding_window:
             model = replace(model, sliding_windows=(None,) * model.num_layers)

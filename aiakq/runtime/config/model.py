@@ -80,10 +80,12 @@ class OutputHead:
     num_labels    number of outputs of the score layer; 0 for hidden states.
     label_tokens  for models without a score layer: two tokens (negative, positive) whose difference of logits is the
                   score.
+    projection    number of outputs of a layer ``linear`` over each hidden state (ColBERT); 0: there is none.
     """
 
     num_labels: int = 0
     label_tokens: tuple[int, int] | None = None
+    projection: int = 0
 
 
 @dataclass(frozen=True)

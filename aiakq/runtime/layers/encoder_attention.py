@@ -5,7 +5,7 @@ It is computed by torch, text by text, so that a text gives the same bits whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import torch
@@ -32,9 +32,11 @@ class EncoderAttention:
     window  tokens on each side that a token reads, besides itself; None: all.
     bias    bias of the scores (MPNet, JinaBERT), or None.
     norms   norms of all heads' queries and keys, H * D values of a token, or None.
+    num_keys  first row of a text in the step -> number of its tokens that are read, for texts with others behind them.
     """
 
     norms: tuple[Norm, Norm] | None = None
+    num_keys: Mapping[int, int] = {}
 
     def __init__(
         self,
@@ -66,12 +68,14 @@ class EncoderAttention:
         out = torch.zeros(len(qkv), self._heads * self._head_dim, dtype=qkv.dtype, device=qkv.device)
         for start, end in pairwise(context.query_start_list):
             # Copies, so that neither strides nor addresses depend on the other texts.
-            q, k, v = (part[start:end].transpose(0, 1).contiguous() for part in (queries, keys, values))
+            last = start + self.num_keys.get(start, end - start)
+            rows = ((queries, end), (keys, last), (values, last))
+            q, k, v = (part[start:stop].transpose(0, 1).contiguous() for part, stop in rows)
             out[start:end] = self._attend(q, k, v).transpose(0, 1).reshape(end - start, -1)
         return self.output(out)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of one text: [H, T, D] each -> [H, T, D]."""
+        """Attention of one text: queries [H, T, D], keys and values [H, K, D] of its first K tokens -> [H, T, D]."""
         length, window = q.shape[1], self._window
         if self._bias is not None:
             return self._biased(q, k, v, self._bias)
@@ -80,7 +84,7 @@ class EncoderAttention:
         at, pieces = torch.arange(length, device=q.device), []
         for start in range(0, length, _QUERIES):
             end, first = min(start + _QUERIES, length), max(start - window, 0)
-            last = min(end + window, length)
+            last = min(end + window, k.shape[1])
             near = (at[start:end, None] - at[None, first:last]).abs() <= window
             part = q[None, :, start:end], k[None, :, first:last], v[None, :, first:last]
             pieces.append(scaled_dot_product_attention(*part, near, scale=self._scale)[0])
@@ -91,7 +95,7 @@ class EncoderAttention:
         length, pieces = q.shape[1], []
         for start in range(0, length, _QUERIES):
             end = min(start + _QUERIES, length)
-            added = bias(start, end, length).to(q.dtype)[None]
+            added = bias(start, end, length)[None, :, :, : k.shape[1]].to(q.dtype)
             pieces.append(
                 scaled_dot_product_attention(q[None, :, start:end], k[None], v[None], added, scale=self._scale)[0]
             )

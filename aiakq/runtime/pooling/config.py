@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from aiakq.arguments.engine import EngineArguments
 from aiakq.constraints import Constraint
 from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import malformed, read_value
-from aiakq.formats.model_folder import first_architecture, read_json
+from aiakq.formats.model_folder import first_architecture
 from aiakq.runtime.config.encoder_families import encoder_of
+from aiakq.runtime.pooling.colbert import ColBERT, read_colbert
 from aiakq.runtime.pooling.sentence_transformers import (
     CrossEncoder,
     DenseModule,
@@ -23,6 +24,7 @@ from aiakq.runtime.pooling.sentence_transformers import (
     read_modules,
     read_prompts,
 )
+from aiakq.runtime.pooling.token_names import ids_by_token
 from aiakq.runtime.protocol.pooling_params import POOLING_TYPES, Pooling, PoolingLimits
 from aiakq.runtime.protocol.text_prompts import TextPrompts
 
@@ -47,6 +49,7 @@ class PoolingConfig:
     stated        the class that config.json names.
     dense         Dense modules applied to pooled rows.
     max_length    maximum length of a text in tokens, if the model has its own limit.
+    projection    see OutputHead.
     """
 
     limits: PoolingLimits
@@ -56,6 +59,7 @@ class PoolingConfig:
     stated: str
     dense: tuple[DenseModule, ...] = ()
     max_length: int | None = None
+    projection: int = 0
 
     @property
     def every_token(self) -> bool:
@@ -75,7 +79,8 @@ class PoolingConfig:
         if pools:
             task = "auto"
         embeds = task in ("auto", "embed", "reward") and not architecture.endswith(_CLASSIFIER)
-        modules = read_modules(folder) if embeds else None
+        colbert = read_colbert(folder, architecture) if embeds and task != "reward" else None
+        modules = read_modules(folder) if embeds and colbert is None else None
         if task == "auto":
             task = _task_of(architecture, raw, modules)
             task = "embed" if pools and task == "generate" else task
@@ -91,10 +96,29 @@ class PoolingConfig:
             _check_causal(raw)
         else:
             _check_encoder(args, architecture)
-        return _pooled(task, architecture, folder, raw, modules, args.override_pooler_config or {})
+        override = args.override_pooler_config or {}
+        config = _pooled(task, architecture, folder, raw, modules, override)
+        return config if colbert is None else config.of_colbert(colbert, raw, override)
+
+    def of_colbert(self, colbert: ColBERT, raw: Mapping[str, object], override: Mapping[str, object]) -> PoolingConfig:
+        """Return it with a vector per token. Raises ``unsupported`` and ``bad_option``."""
+        if not self.limits.reads_both_ways:
+            raise error("unsupported", what=f"ColBERT with a {self.stated}", hint="ColBERT of encoders is supported.")
+        pooling = _override(Pooling("ALL", normalize=True), override, has_scores=False)
+        if pooling.kind != "ALL":
+            raise _bad_override(f"pooling_type: {pooling.kind}", "ALL: a ColBERT model has a vector per token")
+        has_alibi = colbert.projection and raw.get("position_embedding_type") == "alibi"
+        return replace(
+            self,
+            limits=msgspec.structs.replace(self.limits, pooling=pooling, dimensions=None, late=colbert.texts),
+            architecture="JinaBertModel" if has_alibi else self.architecture,
+            dense=colbert.dense,
+            projection=colbert.projection,
+        )
 
     def limits_of(self, width: int) -> PoolingLimits:
         """Return the limits of requests to a model whose output has ``width`` values. Raises ``model_malformed``."""
+        width = self.projection or width
         for module in self.dense:
             if module.inputs != width:
                 reason = f"{module.path} has {module.inputs} inputs, but the module before it has {width} outputs"
@@ -403,13 +427,7 @@ def _label_tokens(folder: Path, raw: Mapping[str, object]) -> tuple[int, int] | 
             """For Qwen3-Reranker, use: "is_original_qwen3_reranker": true, "classifier_from_token": ["no", "yes"]."""
         )
         raise error("unsupported", what=f"A score of the tokens {words!r:.64}", hint=hint)
-    tokenizer = read_json(folder / "tokenizer.json", "tokenizer.json")
-    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    ids: dict[object, object] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
-    for entry in added if isinstance(added, list) else []:
-        if isinstance(entry, dict):
-            ids[entry.get("content")] = entry.get("id")
+    ids = ids_by_token(folder)
     against, for_it = (ids.get(word) if isinstance(word, str) else None for word in words)
     if type(against) is not int or type(for_it) is not int:
         hint = "classifier_from_token names two tokens as tokenizer.json spells them."

@@ -21,7 +21,7 @@ from aiakq.runtime.pooling.outputs import (
     ScoringRequestOutput,
 )
 from aiakq.runtime.protocol.limits import ModelLimits
-from aiakq.runtime.protocol.pooling_params import Pooled, PoolingLimits, PoolingParams, paired, similarity
+from aiakq.runtime.protocol.pooling_params import Pooled, PoolingLimits, PoolingParams, paired
 from aiakq.runtime.protocol.request import Prompt as TokenizedPrompt
 from aiakq.runtime.protocol.request import Request
 from aiakq.runtime.protocol.sampling_params import SamplingParams
@@ -30,6 +30,15 @@ from aiakq.runtime.text.tokenizer import Tokenizer
 from aiakq.runtime.text.whole_texts import encode_whole
 
 Output = TypeVar("Output")
+
+
+class _PooledText(NamedTuple):
+    """A text to compute scores of."""
+
+    request_id: str
+    outputs: Pooled
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
 
 
 class PooledOutputBuilder(Generic[Output]):
@@ -76,9 +85,26 @@ def whole_prompt(
         return None
     check_truncation(params, limits)
     keep, texts = params.truncate_prompt_tokens, (text,) if isinstance(text, str) else text
-    longest = min(limits.max_model_len, limits.max_kv_tokens)
+    longest = limits.longest
     ids, second = encode_whole(tokenizer, texts, longest if keep == -1 else keep)
     return TokenizedPrompt(text if isinstance(text, str) else None, ids, second_text=second)
+
+
+def late_prompt(
+    tokenizer: Tokenizer, prompt: Prompt | TextPair, params: PoolingParams, limits: ModelLimits, keep: int | None
+) -> TokenizedPrompt | None:
+    """Return a query or document as a ColBERT model reads it; None for token ids, or of another model.
+
+    keep  maximum number of tokens that the caller wants; see ``LateInteraction.room``. Raises as ``encode_whole``.
+    """
+    text = prompt.get("prompt") if isinstance(prompt, dict) and prompt.get("prompt_token_ids") is None else prompt
+    late = None if limits.pooling is None else limits.pooling.late
+    if late is None or not isinstance(text, str):
+        return None
+    role = late.role(params.input_type)
+    ids, _ = encode_whole(tokenizer, (text,), late.room(role, limits.longest, keep))
+    ids, num_unread = late.marked(role, ids)
+    return TokenizedPrompt(text, ids, num_unread=num_unread)
 
 
 def with_text_before(prompt: Prompt | TextPair, before: str) -> Prompt | TextPair:
@@ -121,13 +147,17 @@ class PoolingMethods:
         use_tqdm: bool = True,
         prompt_token_ids: list[int] | list[list[int]] | None = None,
         truncate_prompt_tokens: int | None = None,
+        pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput]:
         """Return the pooled output of each prompt as a tensor; see --task.
 
+        pooling_task  vLLM's name of what the model does, such as token_embed; any other is refused.
         Raises AiakqError for an invalid prompt, ``task_mismatch`` for a generative model.
         """
         listed = listed_prompts(prompts if prompts is not None else prompt_token_ids)
-        one_row = self._pooling_limits().pooling.has_one_row
+        limits = self._pooling_limits()
+        limits.check_task("pooling_task", pooling_task)
+        one_row = limits.pooling.has_one_row
         builder = partial(
             PooledOutputBuilder, PoolingRequestOutput, lambda pooled: PoolingOutput(_tensor(pooled, one_row))
         )
@@ -164,7 +194,8 @@ class PoolingMethods:
     ) -> list[ScoringRequestOutput]:
         """Score pairs of texts: one first text with every second text, or first and second texts pairwise.
 
-        A model with one label scores the pair; for an embedding model the score is the cosine similarity.
+        A model with one label scores the pair; for an embedding model the score is the cosine similarity, and
+        for a ColBERT model, whose first texts are queries, the sum of the largest similarities of their tokens.
         """
         limits = self._pooling_limits()
         limits.check_scores()
@@ -176,13 +207,13 @@ class PoolingMethods:
             return self._pool(_scored, prompts, None, truncate_prompt_tokens, use_tqdm)
         sides = []
         for texts, params in limits.sides(pairs, PoolingParams()):
-            results = self._pool(_embedded, texts, params, truncate_prompt_tokens, use_tqdm)
+            results = self._pool(_whole, texts, params, truncate_prompt_tokens, use_tqdm)
             sides.append(dict(zip(texts, results, strict=True)))
         queries, documents = sides[0], sides[-1]
         scored = []
         for one, two in pairs:
             second = documents[two]
-            score = similarity(queries[one].outputs.embedding, second.outputs.embedding)
+            score = limits.score(queries[one].outputs, second.outputs)
             output = ScoringOutput(score)
             scored.append(
                 ScoringRequestOutput(second.request_id, output, second.prompt_token_ids, second.num_cached_tokens)
@@ -190,6 +221,7 @@ class PoolingMethods:
         return scored
 
 
+_whole = partial(PooledOutputBuilder, _PooledText, lambda pooled: pooled)
 _embedded = partial(PooledOutputBuilder, EmbeddingRequestOutput, lambda pooled: EmbeddingOutput(pooled.vector()))
 _classified = partial(
     PooledOutputBuilder, ClassificationRequestOutput, lambda pooled: ClassificationOutput(pooled.vector())

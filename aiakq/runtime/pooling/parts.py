@@ -21,7 +21,10 @@ def new_part(config: EngineConfig, model: Model, samples: bool) -> PoolingPart |
     if not config.pooling.limits.reads_both_ways:
         return PoolingPart(projection)
     from aiakq.runtime.models.encoders.encoder import EncoderModel
-    from aiakq.runtime.pooling.encoder_part import EncoderPart
+    from aiakq.runtime.pooling.encoder_part import EncoderPart, check_windows
 
     assert isinstance(model, EncoderModel), "the other families read from left to right"
+    late = config.pooling.limits.late
+    if late is not None:
+        check_windows(late, config.model.sliding_windows)
     return EncoderPart(projection, model)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from aiakq.errors import error
 from aiakq.formats.model_folder import open_file, real_path
@@ -27,11 +29,20 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass
 class _Dense:
-    """A linear layer: weight [N, K] float32, bias [N] float32 or None, and its activation."""
+    """A linear layer: weight [N, K] float32, bias [N] float32 or None, and its activation.
+
+    residual  returns what is added to its output, from its input; None: nothing is.
+    """
 
     weight: Tensor
     bias: Tensor | None
     activation: Callable[[Tensor], Tensor]
+    residual: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """rows [R, K] -> [R, N]."""
+        out = self.activation(linear(rows, self.weight, self.bias))
+        return out if self.residual is None else out + self.residual(rows)
 
 
 class Projection:
@@ -51,7 +62,7 @@ class Projection:
     def __call__(self, rows: Tensor) -> Tensor:
         """Project the pooled rows of one prompt, [R, K] -> [R, N]."""
         for layer in self._layers:
-            rows = layer.activation(torch.nn.functional.linear(rows, layer.weight, layer.bias))
+            rows = layer(rows)
         return rows
 
 
@@ -60,6 +71,9 @@ def _load(folder: Path, module: DenseModule) -> _Dense:
     shapes: dict[str, tuple[int, ...]] = {"linear.weight": (module.outputs, module.inputs)}
     if module.bias:
         shapes["linear.bias"] = (module.outputs,)
+    projects = module.residual and module.inputs != module.outputs
+    if projects:
+        shapes["residual.weight"] = (module.outputs, module.inputs)
     for name, shape in shapes.items():
         actual = list(tensors[name].shape) if name in tensors else None
         if actual != list(shape):
@@ -69,7 +83,10 @@ def _load(folder: Path, module: DenseModule) -> _Dense:
             reason = f"{name} of {module.path} holds {str(tensors[name].dtype).removeprefix('torch.')} without a scale"
             raise error("tensor_mismatch", path=folder, reason=reason)
     bias = tensors["linear.bias"].float() if module.bias else None
-    return _Dense(tensors["linear.weight"].float(), bias, _ACTIVATIONS[module.activation])
+    residual: Callable[[Tensor], Tensor] | None = None
+    if module.residual:
+        residual = partial(linear, weight=tensors["residual.weight"].float()) if projects else _ACTIVATIONS["Identity"]
+    return _Dense(tensors["linear.weight"].float(), bias, _ACTIVATIONS[module.activation], residual)
 
 
 def _tensors(folder: Path, module: str) -> dict[str, Tensor]:

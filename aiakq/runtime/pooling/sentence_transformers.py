@@ -20,20 +20,24 @@ _MODES = {
     **{"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST", "max": "MAX", "weightedmean": "WEIGHTEDMEAN"},
     "mean_sqrt_len_tokens": "MEAN_SQRT_LEN",
 }
-_SETTINGS = "config_sentence_transformers.json"
+SETTINGS = "config_sentence_transformers.json"
 #: Supported activations of Dense modules.
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 
 @dataclass(frozen=True)
 class DenseModule:
-    """A linear layer with an activation, applied to pooled rows; ``path`` is its folder inside the model's."""
+    """A linear layer with an activation, applied to pooled rows; ``path`` is its folder inside the model's.
+
+    residual  whether its input is added to its output, through a linear layer if their sizes differ (PyLate).
+    """
 
     path: str
     inputs: int
     outputs: int
     bias: bool
     activation: str
+    residual: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,10 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
 
     Raises ``unsupported`` for modules after the transformer, and ``model_malformed``.
     """
-    names = [name for name, _ in _modules(folder)] if (folder / "modules.json").exists() else ["Transformer"]
+    names = [name for name, _ in listed_modules(folder)] if (folder / "modules.json").exists() else ["Transformer"]
     if names != ["Transformer"]:
         raise _unsupported(f"A model of labels of the modules {', '.join(names) or 'none'}")
-    stated = _object(folder, _SETTINGS).get("activation_fn") if (folder / _SETTINGS).exists() else None
+    stated = read_object(folder, SETTINGS).get("activation_fn") if (folder / SETTINGS).exists() else None
     length = _max_length(folder, "sequence-classification", "logits")
     return CrossEncoder(None if stated is None else str(stated), length)
 
@@ -83,7 +87,7 @@ def read_modules(folder: Path) -> SentenceTransformer | None:
     """
     if not (folder / "modules.json").exists():
         return None
-    modules = _modules(folder)
+    modules = listed_modules(folder)
     names = [name for name, _ in modules]
     if names[:2] != ["Transformer", "Pooling"] or modules[0][1] not in ("", "."):
         raise _unsupported(f"A model of the modules {', '.join(names) or 'none'}")
@@ -93,7 +97,7 @@ def read_modules(folder: Path) -> SentenceTransformer | None:
         if normalize or name not in ("Dense", "Normalize"):
             raise _unsupported(f"The module {name} behind {'Normalize' if normalize else 'Pooling'}")
         if name == "Dense":
-            dense.append(_dense(folder, path))
+            dense.append(read_dense(folder, path))
         else:
             normalize = True
     return SentenceTransformer(
@@ -106,20 +110,20 @@ def read_modules(folder: Path) -> SentenceTransformer | None:
 
 def read_prompts(folder: Path) -> TextPrompts:
     """Read the prompts of the model in ``folder``. Raises ``model_malformed``."""
-    if not (folder / _SETTINGS).exists():
+    if not (folder / SETTINGS).exists():
         return TextPrompts()
-    settings = _object(folder, _SETTINGS)
+    settings = read_object(folder, SETTINGS)
     named, default = settings.get("prompts"), settings.get("default_prompt_name")
     named = {} if named is None else named
     if not isinstance(named, dict) or not all(isinstance(text, str | None) for text in named.values()):
-        raise _malformed(_SETTINGS, "prompts is no object with texts")
+        raise _malformed(SETTINGS, "prompts is no object with texts")
     if default is not None and (not isinstance(default, str) or default not in named):
-        raise _malformed(_SETTINGS, f"default_prompt_name is {default!r:.64}, which prompts does not have")
+        raise _malformed(SETTINGS, f"default_prompt_name is {default!r:.64}, which prompts does not have")
     return TextPrompts({name: text or "" for name, text in named.items()}, default)
 
 
-def _modules(folder: Path) -> list[tuple[str, str]]:
-    """Return the names and folders of the modules, in order."""
+def listed_modules(folder: Path) -> list[tuple[str, str]]:
+    """Return the names and folders of the modules, in order. Raises ``model_malformed``."""
     modules = _json(folder, "modules.json")
     if not isinstance(modules, list):
         raise _malformed("modules.json", "it holds no list")
@@ -138,7 +142,7 @@ def _name_and_path(entry: object) -> tuple[str, str]:
 
 def _pooling(folder: Path, path: str) -> str:
     """Return our kind of pooling for a Pooling module."""
-    config = _object(folder, f"{path}/config.json")
+    config = read_object(folder, f"{path}/config.json")
     if config.get("include_prompt", True) is not True:
         raise _unsupported("A Pooling module that leaves out prompts (include_prompt)")
     mode = config.get("pooling_mode")
@@ -158,21 +162,29 @@ def _pooling(folder: Path, path: str) -> str:
     return _KINDS[modes[0]]
 
 
-def _dense(folder: Path, path: str) -> DenseModule:
+def read_dense(folder: Path, path: str, of_tokens: bool = False) -> DenseModule:
+    """Read a Dense module, of pooled rows or ``of_tokens``. Raises ``unsupported`` and ``model_malformed``."""
     file = f"{path}/config.json"
-    config = _object(folder, file)
+    config = read_object(folder, file)
     inputs, outputs = config.pop("in_features", None), config.pop("out_features", None)
-    bias, function = config.pop("bias", True), config.pop("activation_function", "torch.nn.modules.activation.Tanh")
+    default = "torch.nn.modules.linear.Identity" if of_tokens else "torch.nn.modules.activation.Tanh"
+    bias, function = config.pop("bias", True), config.pop("activation_function", default)
     if not all(type(size) is int and 0 < size < 2**20 for size in (inputs, outputs)) or type(bias) is not bool:
         raise _malformed(file, f"in_features, out_features and bias are {inputs!r:.20}, {outputs!r:.20}, {bias!r:.20}")
     activation = str(function).rpartition(".")[2]
     if activation not in ACTIVATIONS:
         raise _unsupported(f"The activation {function!r:.64} of a Dense module")
+    residual = of_tokens and config.pop("use_residual", False) is True
     for name, value in config.items():
         # module_input_name, module_output_name and use_residual
-        if value not in (None, False, "sentence_embedding"):
+        if value not in (None, False, "token_embeddings" if of_tokens else "sentence_embedding"):
             raise _unsupported(f"A Dense module whose {name:.64} is {value!r:.64}")
-    return DenseModule(path, inputs, outputs, bias, activation)
+    return DenseModule(path, inputs, outputs, bias, activation, residual)
+
+
+def check_transformer(folder: Path) -> None:
+    """Raise ``unsupported`` for a Transformer module that does not return the hidden states of plain texts."""
+    _max_length(folder, "feature-extraction", "last_hidden_state")
 
 
 def _max_length(folder: Path, task: str, output: str) -> int | None:
@@ -181,7 +193,7 @@ def _max_length(folder: Path, task: str, output: str) -> int | None:
     task, output  expected transformer_task and model output. Raises ``unsupported`` for others.
     """
     name = "sentence_bert_config.json"
-    config = _object(folder, name) if (folder / name).exists() else {}
+    config = read_object(folder, name) if (folder / name).exists() else {}
     if config.get("do_lower_case"):
         raise _unsupported("A tokenizer whose texts sentence-transformers makes lower-case first (do_lower_case)")
     if config.get("transformer_task", task) != task:
@@ -194,7 +206,7 @@ def _max_length(folder: Path, task: str, output: str) -> int | None:
     length, key = config.get("max_seq_length"), "max_seq_length"
     if length is None and (folder / "tokenizer_config.json").exists():
         name, key = "tokenizer_config.json", "model_max_length"
-        length = _object(folder, name).get(key)
+        length = read_object(folder, name).get(key)
         if isinstance(length, (int, float)) and length >= 2**31:  # transformers' value for no limit
             length = None
     if length is not None and (type(length) is not int or length < 1):
@@ -202,8 +214,8 @@ def _max_length(folder: Path, task: str, output: str) -> int | None:
     return length
 
 
-def _object(folder: Path, name: str) -> dict[str, Any]:
-    """Read an object from a JSON file of the folder."""
+def read_object(folder: Path, name: str) -> dict[str, Any]:
+    """Read an object from a JSON file of the folder. Raises ``model_malformed``."""
     value = _json(folder, name)
     if not isinstance(value, dict):
         raise _malformed(name, "it holds no object")

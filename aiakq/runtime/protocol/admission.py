@@ -47,7 +47,7 @@ def admit(
         limits.speech.check(media)
     elif media:
         limits.media.check(media, len(prompt_token_ids))
-    longest = min(limits.max_model_len, limits.max_kv_tokens)
+    longest = limits.longest
     max_new_tokens = longest - len(prompt_token_ids)
     max_tokens = max_new_tokens if params.max_tokens is None else params.max_tokens
     if limits.max_new_tokens is not None:

@@ -75,6 +75,11 @@ class ModelLimits:
     speech: SpeechLimits | None = None
 
     @property
+    def longest(self) -> int:
+        """The maximum number of tokens of a request."""
+        return min(self.max_model_len, self.max_kv_tokens)
+
+    @property
     def generates(self) -> bool:
         """Whether the model generates text, also of audio; else it pools prompts."""
         return self.pooling is None
@@ -125,7 +130,7 @@ class ModelLimits:
 
         media  the kind of an item in it; None without one.
         """
-        limit = min(self.max_model_len, self.max_kv_tokens)
+        limit = self.longest
         more, lower = (f" and asks for {wanted} more", ", lower max_tokens") if wanted else ("", "")
         otherwise = "set truncate_prompt_tokens" if media is None else _SHORTER[media]
         fields = {"prompt": prompt, "more": more, "lower": lower, "limit": limit, "otherwise": otherwise}

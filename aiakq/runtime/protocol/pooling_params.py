@@ -13,6 +13,7 @@ import msgspec
 
 from aiakq.constraints import declarations, declare
 from aiakq.errors import error
+from aiakq.runtime.protocol.late_interaction import LateInteraction, max_similarity
 from aiakq.runtime.protocol.parameter import Checks, Parameter
 from aiakq.runtime.protocol.text_prompts import TextPrompts
 
@@ -59,6 +60,7 @@ class Pooling(msgspec.Struct, frozen=True):
                  ``REDUCTIONS``.
     activation   softmax, sigmoid, or empty for none.
     normalize    whether rows are normalized to length 1, after truncation to ``dimensions``.
+    skipped      tokens without a row, of ALL.
     """
 
     kind: str
@@ -66,6 +68,7 @@ class Pooling(msgspec.Struct, frozen=True):
     activation: str = ""
     dimensions: int | None = None
     step_tag_id: int | None = None
+    skipped: tuple[int, ...] = ()
 
     @property
     def reads_every_token(self) -> bool:
@@ -85,6 +88,8 @@ class Pooling(msgspec.Struct, frozen=True):
             return range(first, min(end, 1))
         if self.kind == "STEP":
             return [at for at in range(first, end) if token_ids[at] == self.step_tag_id]
+        if self.skipped:
+            return [at for at in range(first, end) if token_ids[at] not in self.skipped]
         return range(first, end)
 
     def num_rows(self, token_ids: Sequence[int]) -> int:
@@ -141,6 +146,7 @@ class PoolingLimits(msgspec.Struct, frozen=True):
     reads_both_ways  whether the model is an encoder, whose attention reads whole texts. A text that is cut keeps the
                 special tokens around it, as the tokenizer cuts it, and padding is not read.
     prompts     what the model's files put before texts.
+    late        how a ColBERT model, whose texts have a vector per token, reads queries and documents; None for others.
     """
 
     task: str
@@ -151,6 +157,7 @@ class PoolingLimits(msgspec.Struct, frozen=True):
     concatenates: bool = False
     reads_both_ways: bool = False
     prompts: TextPrompts = TextPrompts()
+    late: LateInteraction | None = None
 
     @property
     def is_classifier(self) -> bool:
@@ -166,17 +173,37 @@ class PoolingLimits(msgspec.Struct, frozen=True):
 
     def before(self, params: PoolingParams) -> str:
         """Return what is put before texts. Raises ``unsupported_parameter``."""
-        return self.prompts.before(params.prompt_name, params.input_type)
+        return "" if self.late is not None else self.prompts.before(params.prompt_name, params.input_type)
 
     def sides(self, pairs: Sequence[tuple[str, str]], params: PoolingParams) -> list[tuple[list[str], PoolingParams]]:
         """Return the distinct texts of ``pairs`` to embed, with their parameters: queries and documents, or one list of
-        both if these have no prompts of their own."""
-        if not self.prompts.has_roles:
+        both if the model does not tell them apart."""
+        if self.late is None and not self.prompts.has_roles:
             return [(list(dict.fromkeys(text for pair in pairs for text in pair)), params)]
         return [
             (list(dict.fromkeys(texts)), dataclasses.replace(params, input_type=role))
             for texts, role in zip(zip(*pairs, strict=True), ("query", "document"), strict=True)
         ]
+
+    def score(self, query: Pooled, document: Pooled) -> float:
+        """Return the similarity of the embeddings of two texts."""
+        if self.late is not None:
+            return max_similarity(query, document)
+        return similarity(query.vector(), document.vector())
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """vLLM's names of what the model does."""
+        if self.task == "reward":
+            return ("classify",) if self.pooling.has_one_row else ("token_classify", "token_embed")
+        name = "embed" if self.task == "embed" else "classify"
+        return (name if self.pooling.has_one_row else f"token_{name}",)
+
+    def check_task(self, param: str, task: str | None) -> None:
+        """Raise ``unsupported_parameter`` for another ``task`` than one of ``tasks``."""
+        if task is not None and task not in self.tasks:
+            reason = f"the server is started for {' and '.join(self.tasks)}; see --task and --override-pooler-config"
+            raise error("unsupported_parameter", param=param, reason=reason)
 
     def check_embeds(self) -> None:
         """Raise ``task_mismatch`` unless the model returns embeddings."""
@@ -191,12 +218,18 @@ class PoolingLimits(msgspec.Struct, frozen=True):
     def check_scores(self) -> None:
         """Raise ``task_mismatch`` unless the model returns embeddings or a single score."""
         has_one_score = self.width == 1 and self.task in ("classify", "score")
-        if not (has_one_score or self.task == "embed") or not self.pooling.has_one_row:
+        has_rows = self.pooling.has_one_row or self.late is not None
+        if not (has_one_score or self.task == "embed") or not has_rows:
             raise error("task_mismatch", task=self.task, wanted="return a score of two texts", needed="score")
+
+    @property
+    def max_rows(self) -> int:
+        """The maximum number of rows of the prompts of a request."""
+        return MAX_NUMBERS // self.width
 
     def check_rows(self, num_rows: int, param: str) -> None:
         """Raise ``value_out_of_range`` if the prompts of a request are pooled to too many rows."""
-        most = MAX_NUMBERS // self.width
+        most = self.max_rows
         if not self.pooling.has_one_row and num_rows > most:
             allowed = f"at most {most} together, of {self.width} numbers each"
             raise error("value_out_of_range", param=param, value=f"{num_rows} rows", allowed=allowed)
@@ -204,6 +237,12 @@ class PoolingLimits(msgspec.Struct, frozen=True):
     def resolve(self, params: PoolingParams) -> Pooling:
         """Return the pooling for ``params``. Raises ``value_out_of_range`` and ``unsupported_parameter``."""
         changes: dict[str, object] = {}
+        if self.late is not None:
+            if params.prompt_name is not None:
+                reason = "the model has no prompts; input_type is query or document"
+                raise error("unsupported_parameter", param="prompt_name", reason=reason)
+            is_document = params.input_type is not None and self.late.role(params.input_type) == "document"
+            changes["skipped"] = self.late.skipped if is_document else ()
         if params.dimensions is not None and params.dimensions != self.width:
             self._check_dimensions(params.dimensions)
             changes["dimensions"] = params.dimensions

@@ -62,6 +62,7 @@ class Prompt:
 
     media        its images, in order, or its audio.
     second_text  index of the first token of the second text of a pair; 0: there is none, or no segment of its own.
+    num_unread   number of tokens at its end that no token attends to, of encoders.
     """
 
     text: str | None
@@ -69,6 +70,7 @@ class Prompt:
     thought: ThoughtBudget | None = None
     media: tuple[MediaItem, ...] = ()
     second_text: int = 0
+    num_unread: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     media            images of the prompt, in order, or its audio.
     is_short         whether prompt and output fit in the original context of a model with LongRoPE, which rotates the
                      queries and keys of such texts by other angles.
-    second_text      see ``Prompt``.
+    second_text, num_unread  see ``Prompt``.
     """
 
     request_id: str
@@ -128,6 +130,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     media: tuple[MediaItem, ...] = ()
     is_short: bool = False
     second_text: int = 0
+    num_unread: int = 0
 
     @property
     def page_scope(self) -> dict[str, str]:

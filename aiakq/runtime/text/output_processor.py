@@ -170,8 +170,8 @@ class OutputProcessor:
             request.within_context,
             prompt.media,
         )
-        if prompt.second_text:
-            first = msgspec.structs.replace(first, second_text=prompt.second_text)
+        if prompt.second_text or prompt.num_unread:
+            first = msgspec.structs.replace(first, second_text=prompt.second_text, num_unread=prompt.num_unread)
         thought = prompt.thought
         if thought is not None and thought.max_tokens < first.max_tokens:  # else it is never used up
             first = msgspec.structs.replace(first, thought=thought)
@@ -278,7 +278,7 @@ def distinct_lists(lists: Iterable[list[int]]) -> list[list[int]]:
 def check_truncation(params: SamplingParams, limits: ModelLimits) -> None:
     """Raise ``value_out_of_range`` if ``truncate_prompt_tokens`` keeps more than the context holds."""
     keep = params.truncate_prompt_tokens
-    longest = min(limits.max_model_len, limits.max_kv_tokens)
+    longest = limits.longest
     if keep is not None and keep > longest:
         allowed = f"at most {longest}, the context, or -1 for what fits"
         raise error("value_out_of_range", param="truncate_prompt_tokens", value=keep, allowed=allowed)
@@ -292,5 +292,5 @@ def truncated(prompt_token_ids: list[int], params: SamplingParams, limits: Model
     check_truncation(params, limits)
     if keep == -1:
         num_new = 1 if params.max_tokens is None else params.max_tokens
-        keep = max(1, min(limits.max_model_len, limits.max_kv_tokens) - num_new)
+        keep = max(1, limits.longest - num_new)
     return prompt_token_ids[:keep] if params.truncation_side == "right" else prompt_token_ids[-keep:]

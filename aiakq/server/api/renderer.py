@@ -173,7 +173,7 @@ class Renderer:
     def _limited(self, request: TextRequest, params: SamplingParams) -> TextRequest:
         """Return ``request``, which tokenizes prompts, limited to as many token ids as can be used."""
         limits = self.limits
-        longest = min(limits.max_model_len, limits.max_kv_tokens)
+        longest = limits.longest
         check_truncation(params, limits)
         request.max_ids, request.from_start = longest + 1, params.truncation_side == "right"
         if limits.pooling is not None and limits.pooling.reads_both_ways:

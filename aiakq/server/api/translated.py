@@ -139,7 +139,7 @@ class TranslatedRequest(_Fields, RequestFields, Translated):
         self.switch_reasoning(renderer)
         prompts = await self.chat.tokenize(renderer, params)
         limits = renderer.limits
-        room = min(limits.max_model_len, limits.max_kv_tokens) - len(prompts[0].token_ids)
+        room = limits.longest - len(prompts[0].token_ids)
         if params.max_tokens is not None and room > 0:
             params.max_tokens = min(params.max_tokens, room)
         return prompts

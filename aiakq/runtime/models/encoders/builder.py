@@ -18,7 +18,13 @@ from aiakq.runtime.layers.encoder_attention import EncoderAttention, PositionBia
 from aiakq.runtime.models.builder import LayerNormBuilder, Names
 from aiakq.runtime.models.decoder import Block, Decoder, DecoderLayer, Weights
 from aiakq.runtime.models.encoders import OUTER
-from aiakq.runtime.models.encoders.encoder import EncoderEmbedding, EncoderModel, HeadLayer, ScoreHead
+from aiakq.runtime.models.encoders.encoder import (
+    EncoderEmbedding,
+    EncoderModel,
+    HeadLayer,
+    PooledHead,
+    ScoreHead,
+)
 from aiakq.runtime.models.stage import whole_model
 
 
@@ -52,13 +58,13 @@ class EncoderBuilder(LayerNormBuilder):
         words = f"{self.names.embedding}.weight"
         self.outer = next((outer for outer in ("", *OUTER) if weights.has(outer + words)), "")
         self.extra_positions = 0
+        self._num_keys: dict[int, int] = {}
 
     def build(self) -> Decoder:
         """Build the model; all of it."""
         config = self.config
         if self.weights.stage not in (None, whole_model(config.num_layers)):
             raise error("unsupported", what="An encoder in pipeline stages", hint="Leave -pp out.")
-        labels = 0 if config.head is None else config.head.num_labels
         return EncoderModel(
             config=config,
             ops=self.ops,
@@ -69,7 +75,8 @@ class EncoderBuilder(LayerNormBuilder):
             head=None,
             output_width=config.hidden_size,
             inputs=self.inputs(),
-            pooled_head=self.pooled_head(labels) if labels else None,
+            pooled_head=self.output_head(),
+            num_keys=self._num_keys,
         )
 
     def inputs(self) -> EncoderEmbedding:
@@ -124,13 +131,24 @@ class EncoderBuilder(LayerNormBuilder):
         )
         window, bias = config.sliding_windows[layer], self.position_bias()
         rotary = self.rotary(layer) if not self.position_table else None
-        return EncoderAttention(self.qkv(layer), output, config.num_heads, config.head_dim, rotary, window, bias)
+        attention = EncoderAttention(self.qkv(layer), output, config.num_heads, config.head_dim, rotary, window, bias)
+        attention.num_keys = self._num_keys
+        return attention
 
     def position_bias(self) -> PositionBias | None:
         """Return the bias of the scores of attention."""
         return None
 
     # --- scores ---
+
+    def output_head(self) -> PooledHead | None:
+        """Return what follows the hidden states: layers to scores, the projection of each token, or nothing."""
+        head = self.config.head
+        if head is not None and head.num_labels:
+            return self.pooled_head(head.num_labels)
+        if head is not None and head.projection:
+            return self.head_layer("linear", head.projection, self.config.hidden_size, bias=False)
+        return None
 
     def pooled_head(self, labels: int) -> ScoreHead:
         """Return the layers from the pooled hidden state to scores: BERT's pooler and a linear layer."""

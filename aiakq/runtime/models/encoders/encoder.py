@@ -128,11 +128,15 @@ class ScoreHead:
 
 @dataclass
 class EncoderModel(Decoder):
-    """An encoder; its output are the hidden states of every token, and ``pooled_head`` makes scores of them."""
+    """An encoder; its output are the hidden states of every token, and ``pooled_head`` makes scores of them.
+
+    num_keys  see ``EncoderAttention``; ``EncoderPart`` fills it in.
+    """
 
     inputs: EncoderEmbedding | None = None
     pooled_head: PooledHead | None = None
     segments: Segments = field(default_factory=Segments)
+    num_keys: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_segments(self) -> int:

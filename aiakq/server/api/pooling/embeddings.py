@@ -153,10 +153,7 @@ class PoolingRequest(EmbeddingRequest):
 
     def params_for(self, limits: PoolingLimits) -> PoolingParams:
         """Return the pooling parameters for a model of ``limits``. Raises ``unsupported_parameter``."""
-        tasks = _tasks(limits)
-        if self.task is not None and self.task not in tasks:
-            reason = f"the server is started for {' and '.join(tasks)}; see --task and --override-pooler-config"
-            raise error("unsupported_parameter", param="task", reason=reason)
+        limits.check_task("task", self.task)
         if limits.is_classifier:
             activation = same(self, "activation", "use_activation")
             return PoolingParams(self.dimensions, self.normalize, activation, *self.kind_of_text())
@@ -167,14 +164,6 @@ class PoolingRequest(EmbeddingRequest):
 def _has_texts(inputs: object) -> bool:
     first = inputs[0] if isinstance(inputs, list) and inputs else inputs
     return isinstance(first, str)
-
-
-def _tasks(limits: PoolingLimits) -> tuple[str, ...]:
-    """Return vLLM's names of what a server of ``limits`` does."""
-    if limits.task == "reward":
-        return ("classify",) if limits.pooling.has_one_row else ("token_classify", "token_embed")
-    name = "embed" if limits.task == "embed" else "classify"
-    return (name if limits.pooling.has_one_row else f"token_{name}",)
 
 
 class ClassificationRequest(InputFields):

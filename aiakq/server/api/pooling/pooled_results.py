@@ -7,6 +7,7 @@ engine queue slots than other requests.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,9 +19,11 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from aiakq.errors import AiakqError, error
+from aiakq.runtime.protocol.late_interaction import LateInteraction
 from aiakq.runtime.protocol.pooling_params import Pooled, Pooling, PoolingParams
 from aiakq.runtime.protocol.request import Prompt, Request, RequestOptions
 from aiakq.runtime.protocol.sampling_params import SamplingParams
+from aiakq.runtime.text.output_processor import check_truncation
 from aiakq.server.api.execution import Execution, answer
 from aiakq.server.api.pooling.pooling_fields import PoolingFields
 from aiakq.server.api.routes import PROMPT_ERRORS, Route
@@ -127,9 +130,29 @@ class PooledResults(Generic[Payload]):
     ) -> list[PooledPrompt]:
         """Pool each of ``inputs``, texts or token ids. Raises the errors of tokenization and the engine."""
         tokenize, before = self.service.renderer.tokenize_prompts, self.limits.before(params)
+        if self.limits.late is not None and isinstance(inputs[0], str):
+            return await self._in_batches(inputs, params, self._late(self.limits.late, params))
         if before:
             inputs = [before + each if isinstance(each, str) else each for each in inputs]
         return await self._in_batches(inputs, params, lambda part: tokenize(part, add_special_tokens, self.params))
+
+    def _late(
+        self, late: LateInteraction, params: PoolingParams
+    ) -> Callable[[Sequence[str | list[int]]], Awaitable[list[Prompt]]]:
+        """Return a function that tokenizes queries or documents as a ColBERT model reads them."""
+        role, limits = late.role(params.input_type), self.service.model.limits
+        check_truncation(self.params, limits)
+        keep = late.room(role, limits.longest, self.params.truncate_prompt_tokens)
+        cut = dataclasses.replace(self.params, truncate_prompt_tokens=keep, truncation_side="right")
+
+        async def tokenize(part: Sequence[str | list[int]]) -> list[Prompt]:
+            prompts = []
+            for prompt in await self.service.renderer.tokenize_prompts(part, True, cut):
+                ids, num_unread = late.marked(role, prompt.token_ids)
+                prompts.append(Prompt(prompt.text, ids, num_unread=num_unread))
+            return prompts
+
+        return tokenize
 
     async def pool_pairs(self, pairs: Sequence[tuple[str, str]], params: PoolingParams) -> list[PooledPrompt]:
         """Pool each pair of texts as one prompt."""
@@ -156,7 +179,7 @@ class PooledResults(Generic[Payload]):
         tokenize: Callable[[Sequence[Entry]], Awaitable[list[Prompt]]],
     ) -> list[PooledPrompt]:
         """Tokenize and pool batches of ``entries``, several concurrently, and return the results in order."""
-        pooling = self.limits.resolve(params)
+        pooling, self._num_rows = self.limits.resolve(params), 0
         if len(entries) > MAX_INPUTS:
             raise error("too_many_prompts", param="input", value=len(entries), limit=MAX_INPUTS)
 
@@ -198,7 +221,7 @@ class PooledResults(Generic[Payload]):
     def _padded(self, prompt: Prompt, pad: int) -> Prompt:
         """Return ``prompt`` with ``pad`` on the side of the tokenizer, up to the longest prompt."""
         limits = self.service.model.limits
-        missing = min(limits.max_model_len, limits.max_kv_tokens) - len(prompt.token_ids)
+        missing = limits.longest - len(prompt.token_ids)
         padding, is_left = [pad] * missing, self.service.renderer.text.loaded.pads_left
         return Prompt(None, [*padding, *prompt.token_ids] if is_left else [*prompt.token_ids, *padding])
 

@@ -1,13 +1,14 @@
 """POST /score and /rerank, each under several paths.
 
 A model with one label is a cross-encoder, which scores a pair of texts. With an embedding model, the score is the
-cosine similarity of the embeddings of both texts.
+cosine similarity of the embeddings of both texts, and with a ColBERT model the sum of the largest similarities of the
+tokens of a query.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from starlette.responses import Response
 
 from aiakq.constraints import Constraint
 from aiakq.errors import error
-from aiakq.runtime.protocol.pooling_params import PoolingParams, paired, similarity
+from aiakq.runtime.protocol.pooling_params import Pooled, PoolingParams, paired
 from aiakq.server.api.pooling.pooled_results import (
     MAX_INPUTS,
     PooledList,
@@ -181,21 +182,52 @@ class ScoringResults(PooledResults[Scoring]):
         if self.limits.is_classifier:
             outputs = await self.pool_pairs(pairs, params)
             return [prompt.pooled.vector()[0] for prompt in outputs], outputs
-        sides: list[dict[str, list[float]]] = []
+        return await self._similarities(pairs, params)
+
+    async def _similarities(
+        self, pairs: Sequence[tuple[str, str]], params: PoolingParams
+    ) -> tuple[list[float], list[PooledPrompt]]:
+        """Return the similarity of the embeddings of each pair, and the pooled prompts."""
+        (texts, query_params), *others = self.limits.sides(pairs, params)
         outputs: list[PooledPrompt] = []
-        for texts, side_params in self.limits.sides(pairs, params):
-            pooled: list[PooledPrompt] = []
-            for start in range(0, len(texts), MAX_INPUTS):  # two prompts per pair
-                pooled += await self.pool(texts[start : start + MAX_INPUTS], side_params)
-            sides.append({text: prompt.pooled.vector() for text, prompt in zip(texts, pooled, strict=True)})
-            outputs += pooled
-        queries, documents = sides[0], sides[-1]
-        scores: list[float] = []
-        for query, document in pairs:
-            if len(scores) % _SCORES_AT_A_TIME == 0:
-                await asyncio.sleep(0)
-            scores.append(similarity(queries[query], documents[document]))
+        for start in range(0, len(texts), MAX_INPUTS):  # two prompts per pair
+            outputs += await self.pool(texts[start : start + MAX_INPUTS], query_params)
+        queries = {text: output.pooled for text, output in zip(texts, outputs, strict=True)}
+        scores = [0.0] * len(pairs)
+        if not others:
+            await self._fill(scores, pairs, queries, queries)
+            return scores, outputs
+        [(texts, document_params)] = others
+        step = self._documents_at_once()
+        for start in range(0, len(texts), step):
+            part = texts[start : start + step]
+            pooled = await self.pool(part, document_params)
+            documents = {text: output.pooled for text, output in zip(part, pooled, strict=True)}
+            await self._fill(scores, pairs, queries, documents)
+            # Only their numbers of tokens: vectors of many tokens need much memory.
+            outputs += [PooledPrompt(Pooled(b"", self.limits.width), output.num_tokens) for output in pooled]
         return scores, outputs
+
+    def _documents_at_once(self) -> int:
+        """Return the number of documents whose vectors are in memory together."""
+        late = self.limits.late
+        return MAX_INPUTS if late is None else max(1, min(MAX_INPUTS, self.limits.max_rows // late.document_length))
+
+    async def _fill(
+        self,
+        scores: list[float],
+        pairs: Sequence[tuple[str, str]],
+        queries: Mapping[str, Pooled],
+        documents: Mapping[str, Pooled],
+    ) -> None:
+        """Set the scores of the pairs whose document is in ``documents``."""
+        num_scores = 0
+        for index, (query, document) in enumerate(pairs):
+            if document in documents:
+                if num_scores % _SCORES_AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+                num_scores += 1
+                scores[index] = self.limits.score(queries[query], documents[document])
 
     async def _cut(self, pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
         """Return ``pairs`` with each text cut as the request says."""
