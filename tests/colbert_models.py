@@ -24,7 +24,8 @@ METADATA: dict[str, Any] = {
 }
 
 
-def _add_tokens(folder: Path, tokens: tuple[str, str]) -> None:
+def add_tokens(folder: Path, tokens: tuple[str, str]) -> None:
+    """Add ``tokens`` and a mask token to the tokenizer in ``folder``."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -36,7 +37,7 @@ def _add_tokens(folder: Path, tokens: tuple[str, str]) -> None:
 def save_pylate(name: str, folder: Path, residual: bool = False, **settings: Any) -> Path:
     """Save a model of the encoder ``name`` as PyLate does."""
     save_encoder(name, folder)
-    _add_tokens(folder, ("[Q] ", "[D] "))
+    add_tokens(folder, ("[Q] ", "[D] "))
     kinds = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
     modules = [{"idx": n, "name": str(n), "path": path, "type": kind} for n, (path, kind) in enumerate(kinds)]
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -57,7 +58,7 @@ def save_pylate(name: str, folder: Path, residual: bool = False, **settings: Any
 def save_authors(folder: Path, **metadata: Any) -> Path:
     """Save a model as ColBERT's authors do."""
     save_encoder("BertModel", folder)
-    _add_tokens(folder, ("[unused0]", "[unused1]"))
+    add_tokens(folder, ("[unused0]", "[unused1]"))
     torch.manual_seed(3)
     tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors | {"linear.weight": torch.randn(WIDTH, 128) / 9}, folder / "model.safetensors")

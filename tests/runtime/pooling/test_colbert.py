@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from colbert_models import max_similarity, save_authors, save_pylate, token_vectors
+from colbert_models import METADATA, add_tokens, max_similarity, save_authors, save_pylate, token_vectors
+from jina_models import jina_bert_states, save_jina_bert
+from safetensors.torch import save_file
 
 from aiakq import LLM, PoolingParams
 from aiakq.errors import AiakqError
@@ -81,14 +83,30 @@ def test_what_a_request_says_about_its_texts(tmp_path):
     assert len(cut.prompt_token_ids) == 5
 
 
-def test_quantized_models_keep_the_projection(tmp_path):
-    source = save_pylate("BertModel", tmp_path / "source")
+@pytest.mark.parametrize("name", ["bert", "authors"])
+def test_quantized_models_keep_the_projection(name, tmp_path):
+    source = MODELS[name](tmp_path / "source")
     quantize_checkpoint(QuantizeOptions(str(source), str(tmp_path / "out"), "weight_only_int8"))
     for folder, options in ((tmp_path / "out", {}), (source, {"quantization": "int8"})):
         llm = LLM(str(folder), dtype="float32", **options)
         for role in ("query", "document"):
             [found], exact = _vectors(llm, ["a text"], role), token_vectors(source, "a text", role)
             assert float((found * exact).sum(1).min()) > 0.98 and not torch.equal(found, exact)
+
+
+def test_jina_bert_of_the_authors(tmp_path):
+    """As jina-colbert-v1."""
+    tensors = save_jina_bert(tmp_path, outer="bert.", architectures=["HF_ColBERT"])
+    add_tokens(tmp_path, ("[unused0]", "[unused1]"))
+    projection = torch.randn(24, 96) / 9
+    stored = {f"bert.{name}": tensor for name, tensor in tensors.items()} | {"linear.weight": projection}
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "artifact.metadata").write_text(json.dumps(METADATA | {"mask_punctuation": False}))
+    params = PoolingParams(input_type="document")
+    [found] = LLM(str(tmp_path), dtype="float32").encode("a text", pooling_params=params, use_tqdm=False)
+    states = jina_bert_states(tensors, found.prompt_token_ids)
+    expected = torch.nn.functional.normalize(states @ projection.T, dim=-1)
+    torch.testing.assert_close(found.outputs.data, expected, rtol=1e-5, atol=1e-5)
 
 
 def _changed(folder: Path, file: str, **values: Any) -> Path:

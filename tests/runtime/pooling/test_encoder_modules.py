@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from colbert_models import save_pylate
 from encoder_models import save_encoder
 
-from aiakq import LLM
+from aiakq import LLM, PoolingParams
 
 TEXTS = ["The first text", "another text, which is a bit longer", "x", "too long " * 30]
 MODES = ("cls", "mean", "max", "weightedmean", "mean_sqrt_len_tokens", "lasttoken")
 modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+sentence_transformers = pytest.importorskip("sentence_transformers")
 
 
 def _saved(folder: Path, name: str, mode: str, *more: Any) -> Any:
@@ -58,3 +60,15 @@ def test_scores_are_those_of_a_cross_encoder(name, tmp_path):
     llm = LLM(str(tmp_path / "model"), dtype="float32")
     scores = llm.score(*map(list, zip(*pairs, strict=True)), use_tqdm=False, truncate_prompt_tokens=-1)
     assert [each.outputs.score for each in scores] == pytest.approx(model.predict(pairs).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["BertModel", "ModernBertModel", "XLMRobertaModel"])
+def test_token_vectors_are_those_of_a_multi_vector_encoder(name, tmp_path):
+    if not hasattr(sentence_transformers, "MultiVectorEncoder"):
+        pytest.skip("sentence-transformers is older than 6.0")
+    folder = save_pylate(name, tmp_path / "model", query_length=11)
+    model, llm = sentence_transformers.MultiVectorEncoder(str(folder), device="cpu"), LLM(str(folder), dtype="float32")
+    for role, encode in (("query", model.encode_query), ("document", model.encode_document)):
+        found = llm.encode(TEXTS, pooling_params=PoolingParams(input_type=role), use_tqdm=False)
+        for one, expected in zip(found, encode(TEXTS), strict=True):
+            torch.testing.assert_close(one.outputs.data, torch.as_tensor(expected), rtol=1e-5, atol=1e-5)
