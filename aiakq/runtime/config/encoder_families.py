@@ -27,8 +27,8 @@ ENCODER_TYPES: Mapping[str, str] = {
     "JinaBertModel": "jina_bert",
     "JinaEmbeddingsV3Model": "jina_embeddings_v3",
 }
-#: Classes around an encoder with other names: that of ColBERT's authors.
-_OTHER_NAMES = {"HF_ColBERT": "BertModel"}
+#: Classes around an encoder with other names: that of ColBERT's authors, and vLLM's name for one of PyLate.
+_OTHER_NAMES = {"HF_ColBERT": "BertModel", "ColBERTModernBertModel": "ModernBertModel"}
 #: Families whose files have the model_type of another.
 _STATED = {"jina_bert": "bert"}
 _SIZES = {"max_position_embeddings": 512, "intermediate_size": 3072, "layer_norm_eps": 1e-12}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import torch
 
 from aiakq.errors import error
-from aiakq.runtime.offline_prompts import Prompt, Prompts, listed_prompts
+from aiakq.runtime.offline_prompts import Prompt, PromptDict, Prompts, listed_prompts
 from aiakq.runtime.pooling.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -111,9 +111,12 @@ def with_text_before(prompt: Prompt | TextPair, before: str) -> Prompt | TextPai
     """Return a prompt with a text before its own; token ids and pairs as they are."""
     if isinstance(prompt, str):
         return before + prompt
-    if isinstance(prompt, dict) and prompt.get("prompt") is not None and prompt.get("prompt_token_ids") is None:
-        return {**prompt, "prompt": before + prompt["prompt"]}
-    return prompt
+    text = prompt.get("prompt") if isinstance(prompt, dict) and prompt.get("prompt_token_ids") is None else None
+    if text is None:
+        return prompt
+    changed = cast(PromptDict, prompt).copy()
+    changed["prompt"] = before + text
+    return changed
 
 
 class PoolingMethods:

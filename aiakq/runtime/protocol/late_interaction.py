@@ -1,4 +1,4 @@
-"""LateInteraction: how a ColBERT model reads queries and documents, which have a vector per token, and their score.
+"""LateInteraction: how a ColBERT model reads queries and documents, which have a vector per token.
 
 Source: Khattab and Zaharia 2020 (arXiv:2004.12832), section 3; Santhanam et al. 2021 (arXiv:2112.01488).
 """
@@ -6,15 +6,10 @@ Source: Khattab and Zaharia 2020 (arXiv:2004.12832), section 3; Santhanam et al.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from aiakq.errors import error
 from aiakq.runtime.protocol.text_prompts import role_of
-
-if TYPE_CHECKING:
-    from aiakq.runtime.protocol.pooling_params import Pooled
 
 
 class LateInteraction(msgspec.Struct, frozen=True):
@@ -67,15 +62,3 @@ class LateInteraction(msgspec.Struct, frozen=True):
         if role == "query":
             return self.query_length, self.query_marker
         return self.document_length, self.document_marker
-
-
-def max_similarity(query: Pooled, document: Pooled) -> float:
-    """Return the sum, over the vectors of a query, of its largest dot product with a vector of a document."""
-    import numpy as np
-
-    queries, documents = (
-        np.frombuffer(each.data, np.float32).reshape(-1, each.width).astype(np.float64) for each in (query, document)
-    )
-    if not len(queries) or not len(documents):
-        return 0.0
-    return float((queries @ documents.T).max(axis=1).sum())

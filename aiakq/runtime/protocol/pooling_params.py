@@ -13,7 +13,7 @@ import msgspec
 
 from aiakq.constraints import declarations, declare
 from aiakq.errors import error
-from aiakq.runtime.protocol.late_interaction import LateInteraction, max_similarity
+from aiakq.runtime.protocol.late_interaction import LateInteraction
 from aiakq.runtime.protocol.parameter import Checks, Parameter
 from aiakq.runtime.protocol.text_prompts import TextPrompts
 
@@ -122,6 +122,21 @@ def similarity(one: Sequence[float], other: Sequence[float]) -> float:
     product: float = sum(map(operator.mul, one, other))
     lengths = math.sqrt(sum(x * x for x in one)) * math.sqrt(sum(x * x for x in other))
     return product / max(lengths, 1e-8)
+
+
+def max_similarity(query: Pooled, document: Pooled) -> float:
+    """Return the sum, over the vectors of a query, of its largest dot product with a vector of a document.
+
+    Source: Khattab and Zaharia 2020 (arXiv:2004.12832), section 3.3.
+    """
+    import numpy as np
+
+    queries, documents = (
+        np.frombuffer(each.data, np.float32).reshape(-1, each.width).astype(np.float64) for each in (query, document)
+    )
+    if not len(queries) or not len(documents):
+        return 0.0
+    return float((queries @ documents.T).max(axis=1).sum())
 
 
 def paired(ones: Sequence[str], twos: Sequence[str]) -> list[tuple[str, str]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiakq.runtime.protocol.late_interaction import LateInteraction, max_similarity
-from aiakq.runtime.protocol.pooling_params import Pooled, Pooling
+from aiakq.runtime.protocol.late_interaction import LateInteraction
+from aiakq.runtime.protocol.pooling_params import Pooled, Pooling, max_similarity
 
 TEXTS = LateInteraction(7, 8, query_length=6, document_length=5, expansion=9)
 
