@@ -6,6 +6,7 @@ Source: Khattab and Zaharia 2020 (arXiv:2004.12832), section 3; Santhanam et al.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import msgspec
 
 from aiakq.errors import error
