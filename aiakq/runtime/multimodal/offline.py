@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import error
@@ -123,7 +124,7 @@ def _listed(media: Any, kind: MediaKind) -> list[Any]:
         return []
     if kind == "video":
         return listed_videos(media)
-    is_one = isinstance(media, tuple) or (isinstance(media, list) and media and isinstance(media[0], (int, float)))
+    is_one = isinstance(media, tuple) or (isinstance(media, list) and media and isinstance(media[0], Real))
     is_several = isinstance(media, (list, tuple)) and not (kind == "audio" and is_one)
     return list(media) if is_several else [media]
 
