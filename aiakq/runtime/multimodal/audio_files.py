@@ -65,7 +65,7 @@ def as_samples(audio: Any, rate: float, param: str) -> Samples:
         raise _too_long(param)
     if len(array) == 0:
         raise refused(param, "it is empty")
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         mono = array.astype(np.float32) if array.ndim == 1 else array.mean(axis=1, dtype=np.float32)
     if rate != RATE:
         mono = load_packages()[1].resample(mono, rate, RATE)
@@ -109,7 +109,7 @@ def _resampled(file: Any, param: str) -> Samples:
         length += len(block)
         if length > MAX_SECONDS * rate:
             raise _too_long(param)
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             mono = np.ascontiguousarray(block.mean(axis=1, dtype=np.float32))
         blocks.append(mono if stream is None else stream.resample_chunk(mono))
     if stream is not None:

@@ -64,7 +64,7 @@ from aiakq.server.process.text_messages import (
     size_of,
 )
 from aiakq.system.channel import Disconnected, Failure, framed
-from aiakq.system.child import begin_child, end_with_parent, parent_socket
+from aiakq.system.child import begin_child, end_with_parent, parent_socket, without_stderr
 from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
 
 #: Approximate size of request and reply in bytes above which a worker returns freed memory to the system.
@@ -296,7 +296,8 @@ class _Worker:
 
     def _spectrum(self, audio: bytes) -> Spectrum:
         assert self._spectrogram is not None, "the server knows that there is none"
-        samples = decode_audio(audio, "file")
+        with without_stderr():  # decoders write there what they think of a client's file
+            samples = decode_audio(audio, "file")
         values = self._spectrogram.of(samples)
         content = self._spectrogram.content(samples)
         return Spectrum(values.tobytes(), len(values), content, len(samples) / RATE)
@@ -307,7 +308,8 @@ class _Worker:
             raise error("media_refused", param="messages", reason="the tokenizer's process reads no media")
         begin("media", request.media_seconds, request.media_bytes)
         given = [MediaInput(each.kind, each.value, each.param) for each in request.media]
-        expanded, media = self._media.expanded(ids, given, "messages")
+        with without_stderr():  # see above
+            expanded, media = self._media.expanded(ids, given, "messages")
         reply = self._process(request, [expanded])
         reply.media = list(media)
         return reply
