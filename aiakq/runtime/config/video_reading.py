@@ -28,11 +28,12 @@ class VideoReading:
     fps: float | None = None
 
     @staticmethod
-    def from_argument(given: Mapping[str, object] | None) -> VideoReading:
-        """Return what --media-io-kwargs says of videos. Raises ``bad_option``."""
+    def from_argument(given: Mapping[str, object] | None, default: VideoReading | None = None) -> VideoReading:
+        """Return what --media-io-kwargs says of videos, and ``default`` what it does not. Raises ``bad_option``."""
+        default = default or VideoReading()
         video = (given or {}).get("video", {})
         values: Mapping[str, Any] = video if isinstance(video, Mapping) else {"video": video}
-        frames, fps = values.get("num_frames", DEFAULT_NUM_FRAMES), values.get("fps", -1)
+        frames, fps = values.get("num_frames", default.num_frames or -1), values.get("fps", default.fps or -1)
         is_valid = type(frames) is int and (frames == -1 or 0 < frames <= MAX_FRAMES)
         is_valid = is_valid and type(fps) in (int, float) and (fps == -1 or MIN_FPS <= fps <= MAX_FPS)
         if not is_valid or values.keys() - {"num_frames", "fps"} or (given or {}).keys() - {"video"}:

@@ -31,7 +31,8 @@ import msgspec
 
 from aiakq.errors import AiakqError, error, first_line
 from aiakq.runtime.multimodal.audio_files import decode_audio
-from aiakq.runtime.multimodal.preprocessor import MediaInput, PromptMedia
+from aiakq.runtime.multimodal.loading import MediaPreprocessors
+from aiakq.runtime.multimodal.preprocessor import MediaInput
 from aiakq.runtime.multimodal.spectrogram import RATE, Spectrogram
 from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
@@ -225,7 +226,7 @@ class _Worker:
         templates: Templates,
         max_chars: int,
         compiler: GrammarCompiler | None,
-        media: PromptMedia | None,
+        media: MediaPreprocessors | None,
         spectrogram: Spectrogram | None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -309,7 +310,7 @@ class _Worker:
         begin("media", request.media_seconds, request.media_bytes)
         given = [MediaInput(each.kind, each.value, each.param) for each in request.media]
         with without_stderr():  # see above
-            expanded, media = self._media.expanded(ids, given, "messages")
+            expanded, media = self._media.of(request.media_settings).expanded(ids, given, "messages")
         reply = self._process(request, [expanded])
         reply.media = list(media)
         return reply

@@ -148,6 +148,13 @@ def test_too_many_and_placeholders_in_a_text_are_refused(ask):
         ask(part, "<|AUDIO|>")
 
 
+@pytest.mark.parametrize("fields", [{"mm_processor_kwargs": {"fps": 1}}, {"media_io_kwargs": {"video": {}}}])
+def test_settings_of_other_media_are_refused(hearing, fields):
+    body = {"model": "m", "messages": message(input_audio(file_of(1))), **fields}
+    answer = httpx.post(f"{hearing.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 400 and "is not supported: the model reads text and audios only" in answer.text
+
+
 def test_only_users_have_audio(hearing):
     messages = [{"role": "system", "content": [input_audio(file_of(1))]}, {"role": "user", "content": "a"}]
     answer = httpx.post(f"{hearing.url}/v1/chat/completions", json={"model": "m", "messages": messages}, timeout=60)
