@@ -336,7 +336,8 @@ class HostileRun:
     async def client(self) -> None:
         """Try cases until none are left."""
         for index in self.indices:
-            case = hostile_cases.case(self.args.seed, index, self.families)
+            # In a thread: large files take seconds, in which the other clients would be too slow for the server.
+            case = await asyncio.to_thread(hostile_cases.case, self.args.seed, index, self.families)
             if self.args.only and not re.search(self.args.only, case.kind):
                 continue
             if case.slow:
