@@ -159,6 +159,7 @@ class LLM(PoolingMethods, TranscriptionMethods):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template_content_format: str = "auto",
         priority: int | Sequence[int] | None = None,
+        mm_processor_kwargs: dict[str, object] | None = None,
     ) -> list[RequestOutput]:
         """Generate the next message of one or more conversations, with the model's chat template.
 
@@ -169,6 +170,7 @@ class LLM(PoolingMethods, TranscriptionMethods):
         lora_request, priority  as in ``generate``.
         chat_template_content_format  auto, or string or openai (a list of parts) to pass the content of messages to the
                                       template in this form.
+        mm_processor_kwargs     arguments of the model's image and video processors, in addition to those of the engine.
 
         Raises ``usage``, the errors of ``Tokenizer.chat_prompt``, and as ``generate`` does.
         """
@@ -185,7 +187,7 @@ class LLM(PoolingMethods, TranscriptionMethods):
             continue_final_message,
             chat_template_kwargs,
         )
-        read = [self._read_chat(each, *arguments) for each in conversations]
+        read = [self._read_chat(each, mm_processor_kwargs, *arguments) for each in conversations]
         texts = [prompt.text or "" for prompt in read]
         params, options = self._params_for(texts, sampling_params), self._options(texts, priority, lora_request)
         return self._run(self._requests(read, params, options), RequestOutputBuilder, use_tqdm)
@@ -243,17 +245,22 @@ class LLM(PoolingMethods, TranscriptionMethods):
             if self.config.speech is not None:
                 return self._speech.prompt(prompt, list(ids), place)
             if media := self._media.of(prompt, place):
-                return self._media.add(text, list(ids), media, f"{place}.prompt")
+                kwargs = prompt.get("mm_processor_kwargs")
+                return self._media.add(text, list(ids), media, f"{place}.prompt", kwargs)
             return TokenizedPrompt(text, list(ids))
         if isinstance(prompt, str):
             return TokenizedPrompt(prompt, self._encoded(prompt))
         return TokenizedPrompt(None, list(prompt))
 
-    def _read_chat(self, messages: list[dict[str, object]], *arguments: Any) -> TokenizedPrompt:
+    def _read_chat(
+        self, messages: list[dict[str, object]], processor_kwargs: dict[str, object] | None, *arguments: Any
+    ) -> TokenizedPrompt:
         """Render and tokenize a conversation."""
         media, placeholders = self._media.in_conversation(messages)
         text, ids = self._tokenized(self.tokenizer.chat_tokens, messages, *arguments, placeholders)
-        return self._media.add(text, ids, media, "messages") if media else TokenizedPrompt(text, ids)
+        if not media:
+            return TokenizedPrompt(text, ids)
+        return self._media.add(text, ids, media, "messages", processor_kwargs)
 
     def _new_request(self, prompt: TokenizedPrompt, params: SamplingParams, options: RequestOptions) -> Request:
         """See TranscriptionMethods."""

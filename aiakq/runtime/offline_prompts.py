@@ -19,15 +19,16 @@ class PromptDict(TypedDict, total=False):
     prompt_token_ids: list[int] | None
     cache_salt: str | None
     multi_modal_data: dict[str, object] | None
+    mm_processor_kwargs: dict[str, object] | None
 
 
 #: A prompt: text, token ids, or a dict of either.
 Prompt = str | list[int] | PromptDict
 Prompts = Prompt | Sequence[Prompt]
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data", "mm_processor_kwargs")
 #: Keys of vLLM's prompts that change nothing for text.
-_WITHOUT_EFFECT = ("type", "mm_processor_kwargs", "multi_modal_uuids")
+_WITHOUT_EFFECT = ("type", "multi_modal_uuids")
 _FORMS = "text, a list of token ids, or a dict with prompt or prompt_token_ids"
 
 
@@ -63,9 +64,9 @@ def _check_keys(prompt: dict[str, object], place: str) -> None:
         if key not in _KEYS and key not in _WITHOUT_EFFECT and not is_empty:
             reason = f"a prompt has the keys {', '.join(_KEYS)}"
             raise error("unsupported_parameter", param=f"{place}.{str(key)[:64]}", reason=reason)
-    if prompt.get("multi_modal_data") and prompt.get("mm_processor_kwargs"):
-        reason = "all images of a model have the same; use LLM(..., mm_processor_kwargs=...)"
-        raise error("unsupported_parameter", param=f"{place}.mm_processor_kwargs", reason=reason)
+    if not isinstance(prompt.get("mm_processor_kwargs") or {}, dict):
+        reason = _reason(prompt["mm_processor_kwargs"], "a dict")
+        raise error("invalid_type", param=f"{place}.mm_processor_kwargs", reason=reason)
     text, ids, salt = (prompt.get(key) for key in _KEYS[:3])
     if ids is None and text is None:
         raise error("invalid_type", param=place, reason="prompt or prompt_token_ids is expected in it")

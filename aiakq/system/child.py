@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn, Protocol, TypeVar
 
 from aiakq.errors import AiakqError, memory_error, one_line
@@ -244,6 +244,21 @@ def exit_child(code: int) -> NoReturn:
     """Exit without the interpreter's shutdown, in which torch's thread pools occasionally hang."""
     sys.stderr.flush()
     os._exit(code)
+
+
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """Discard what is written to the standard error meanwhile, also by C libraries. Of the whole process."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, _STDERR)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, _STDERR)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def end_with_parent() -> None:

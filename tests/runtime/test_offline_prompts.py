@@ -48,7 +48,7 @@ def test_what_is_no_prompt_is_refused_by_name(prompts, named):
         listed_prompts(prompts)
 
 
-def test_arguments_for_the_images_of_one_prompt_are_refused_by_name():
-    prompt = {"prompt": "<image>", "multi_modal_data": {"image": object()}, "mm_processor_kwargs": {"size": 8}}
+def test_arguments_for_the_images_of_one_prompt_are_a_dict():
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": object()}, "mm_processor_kwargs": [1]}
     with pytest.raises(AiakqError, match=r"prompts\[0\].mm_processor_kwargs"):
         listed_prompts([prompt])

@@ -2,7 +2,8 @@
 
     python tests/server/hostile_inputs.py [--count 100000] [--seed 0] [--clients 32] [--only WORDS] [--first INDEX]
 
-With --media they are images of requests to a tiny model that reads images. Meanwhile well-behaved clients stream; their
+With --media image, audio or video they are media in requests to a tiny model that reads them. Meanwhile well-behaved
+clients stream; their
 output must equal that of an idle server. At the end the server must be healthy and idle, with all pages free, correct
 counters, no files left open and no traceback in its log. The results are printed as one line of JSON; the exit code is
 1 if a check failed. Repeat a case with --count 1 and the --seed and --first of the line that names it.
@@ -28,10 +29,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import hostile_cases  # noqa: E402
+from hostile_cases.films import FILMS, good_watching  # noqa: E402
 from hostile_cases.media import MEDIA, good_chat  # noqa: E402
 from hostile_cases.media_bodies import BODIES  # noqa: E402
-from hostile_cases.media_host import seeing_server  # noqa: E402
+from hostile_cases.media_host import media_server  # noqa: E402
 from hostile_cases.requests import BODY_LIMIT, CHAT, COMPLETIONS, TIMES, Case, Expected, head, post_json  # noqa: E402
+from hostile_cases.sounds import SOUNDS, good_hearing  # noqa: E402
 from raw_http import MODEL, TIMEOUT, Response, linger, measured, metrics, num_series, read_response, tree_mb  # noqa: E402
 
 from aiakq.server.background import RunningServer, start_in_background  # noqa: E402
@@ -62,6 +65,12 @@ GOOD = [
     {"prompt": [5, 99, 1000, 17], "temperature": 0, "max_tokens": 50, "repetition_penalty": 1.2, "ignore_eos": True},
 ]
 GOOD_CLIENTS = 2
+#: Kind of media -> families of its cases, and the well-behaved request with one.
+BY_KIND = {
+    "image": ({**MEDIA, **BODIES}, good_chat),
+    "audio": (SOUNDS, good_hearing),
+    "video": (FILMS, good_watching),
+}
 #: Memory that all processes may keep: caches of embeddings and pages, and heaps of the workers of the tokenizer.
 KEPT_MB = 512
 KEYS = {"message", "type", "param", "code"}
@@ -287,8 +296,10 @@ class HostileRun:
         self.slow: set[asyncio.Task[None]] = set()
         self.slow_slots = asyncio.Semaphore(128)
         self.began = 0.0
-        self.families = {**MEDIA, **BODIES} if args.media else hostile_cases.FAMILIES
-        self.good: list[dict[str, Any]] = [*GOOD[:3], good_chat()] if args.media else GOOD
+        self.families, self.good = hostile_cases.FAMILIES, GOOD
+        if args.media:
+            self.families, good = BY_KIND[args.media]
+            self.good = [*GOOD[:3], good()]
 
     async def run(self) -> dict[str, Any]:
         address, findings = self.address, self.findings
@@ -325,7 +336,8 @@ class HostileRun:
     async def client(self) -> None:
         """Try cases until none are left."""
         for index in self.indices:
-            case = hostile_cases.case(self.args.seed, index, self.families)
+            # In a thread: large files take seconds, in which the other clients would be too slow for the server.
+            case = await asyncio.to_thread(hostile_cases.case, self.args.seed, index, self.families)
             if self.args.only and not re.search(self.args.only, case.kind):
                 continue
             if case.slow:
@@ -436,10 +448,10 @@ async def main() -> int:
     parser.add_argument("--clients", type=int, default=32, help="cases at a time, without the slow ones")
     parser.add_argument("--only", default="", help="only cases whose kind matches this regular expression")
     parser.add_argument("--parser", default="hermes", help="--tool-call-parser of the server")
-    parser.add_argument("--media", action="store_true", help="hostile images instead of other requests")
+    parser.add_argument("--media", choices=list(BY_KIND), help="hostile media instead of other requests")
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        arguments = seeing_server(stack) if args.media else SERVED
+        arguments = media_server(stack, args.media) if args.media else SERVED
         async with served(arguments | {"tool_call_parser": args.parser}) as server:
             found = await HostileRun(args, server).run()
     print(json.dumps(found))

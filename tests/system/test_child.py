@@ -23,6 +23,7 @@ from aiakq.system.child import (
     child_command,
     follow,
     run_for_parent,
+    without_stderr,
 )
 
 
@@ -246,3 +247,11 @@ def test_a_parent_that_follows_a_child_learns_why_it_ended(start, code, reason):
         child, Channel(child.sockets[0], Text), received.append, lambda reason: error("engine_dead", reason=reason)
     )
     assert received == [Text("first")] and failure.id == "engine_dead" and f": {reason}" in str(failure)
+
+
+def test_what_libraries_write_to_the_standard_error_is_discarded(capfd):
+    with pytest.raises(ValueError), without_stderr():
+        os.write(2, b"from C")
+        raise ValueError
+    os.write(2, b"afterwards")
+    assert capfd.readouterr().err == "afterwards"

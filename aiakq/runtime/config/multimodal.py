@@ -5,7 +5,8 @@ That of models that transcribe audio is in speech.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,8 @@ _KEYS: Mapping[MediaKind, tuple[str, tuple[str, str]]] = {
     "video": ("vision_config", ("video_token_id", "video_token_index")),
     "audio": ("audio_config", ("audio_token_id", "audio_token_index")),
 }
+#: Keys of vLLM's limits that say how large items are when memory is measured. Here their cache has a fixed size.
+_HINTS = ("width", "height", "num_frames", "length")
 #: Architectures with M-RoPE -> fields of ``GridRope``.
 _GRIDS: Mapping[str, tuple[tuple[int, int, int], bool]] = {
     "Qwen2VLForConditionalGeneration": ((16, 24, 24), False),
@@ -119,15 +122,20 @@ class MultimodalConfig:
         raw              config.json.
         has_draft_model  whether another model proposes draft tokens.
         """
+        path = args.allowed_local_media_path
+        if path is not None and not os.path.isdir(path):
+            fields = {"option": "--allowed-local-media-path", "value": path, "expected": "a folder that exists"}
+            raise error("bad_option", **fields, hint="")
         limits, reading = media_limits(args.limit_mm_per_prompt or {}), VideoReading.from_argument(args.media_io_kwargs)
         raw = with_text_config(raw)
         parts = [part for part, _ in _KEYS.values() if isinstance(raw.get(part), dict)]
         if not (isinstance(raw.get("text_config"), dict) and parts):
+            _check_effects(args, ())
             return None
         kinds = [kind for kind, (part, _) in _KEYS.items() if part == parts[0]]
         named = raw.get("architectures")
         architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
-        _check_effects(args, kinds[0], architecture)
+        _check_effects(args, [kind for kind in kinds if limits[kind] and architecture in ARCHITECTURES[kind]])
         tokens = {kind: _token_id(raw, kind) for kind in kinds}
         return MultimodalConfig(
             architecture=architecture,
@@ -138,7 +146,7 @@ class MultimodalConfig:
             max_items={kind: limits[kind] for kind in kinds},
             processor_kwargs=args.mm_processor_kwargs or {},
             video_reading=reading,
-            media_path=args.allowed_local_media_path,
+            media_path=path,
             domains=tuple(args.allowed_media_domains or ()),
             refusals=_refusals(args, architecture, tokens, limits, has_draft_model),
         )
@@ -151,8 +159,9 @@ def media_limits(given: Mapping[str, object]) -> dict[MediaKind, int]:
     """
     found: dict[MediaKind, int] = dict.fromkeys(PLURALS, MAX_ITEMS)
     for kind, value in given.items():
+        unknown = set(value) - {"count", *_HINTS} if isinstance(value, dict) else set()
         count = value.get("count", MAX_ITEMS) if isinstance(value, dict) else value
-        if kind not in found or type(count) is not int or not 0 <= count <= MAX_ITEMS:
+        if unknown or kind not in found or type(count) is not int or not 0 <= count <= MAX_ITEMS:
             raise error(
                 "bad_option",
                 option="--limit-mm-per-prompt",
@@ -164,15 +173,15 @@ def media_limits(given: Mapping[str, object]) -> dict[MediaKind, int]:
     return found
 
 
-def _check_effects(args: EngineArguments, kind: MediaKind, architecture: str) -> None:
-    """Raise ``bad_option`` for arguments of media that have no effect on a model, which reads media of a ``kind``."""
-    whole, reads_no_videos = "nothing for a model that reads", architecture not in ARCHITECTURES["video"]
-    for option, value, is_refused, reads in (
-        ("--mm-processor-kwargs", args.mm_processor_kwargs, kind == "audio", "audio, whose files say how"),
-        ("--media-io-kwargs", args.media_io_kwargs, reads_no_videos, "no videos"),
+def _check_effects(args: EngineArguments, kinds: Collection[MediaKind]) -> None:
+    """Raise ``bad_option`` for arguments of media that have no effect on a model, which reads ``kinds``."""
+    for option, value, read in (
+        ("--mm-processor-kwargs", args.mm_processor_kwargs, ("image", "video")),
+        ("--media-io-kwargs", args.media_io_kwargs, ("video",)),
     ):
-        if value and is_refused:
-            raise error("bad_option", option=option, value=value, expected=f"{whole} {reads}", hint="Leave it out.")
+        if value and (args.language_model_only or not set(read) & set(kinds)):
+            expected = f"nothing for a model that reads no {' or '.join(PLURALS[kind] for kind in read)}"
+            raise error("bad_option", option=option, value=value, expected=expected, hint="Leave it out.")
 
 
 def _token_id(raw: Mapping[str, Any], kind: MediaKind) -> int | None:

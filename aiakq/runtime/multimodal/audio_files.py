@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -46,28 +47,29 @@ def decode_audio(data: bytes, param: str) -> Samples:
         raise refused(param, f"it is no audio that can be read ({reason.rstrip('.')[:120]})") from None
 
 
-def as_samples(audio: Any, rate: int, param: str) -> Samples:
+def as_samples(audio: Any, rate: float, param: str) -> Samples:
     """Return samples [N] or [N, channels] at ``rate`` per second as samples at 16 kHz. Raises as ``decode_audio``, and
     ``invalid_type`` for anything else.
     """
     try:
         array = np.asarray(audio)
-    except ValueError:  # lists of different lengths
+    except (ValueError, TypeError, RuntimeError):  # lists of different lengths, tensors that NumPy does not take
         array = np.zeros(0, object)
     if array.ndim not in (1, 2) or array.dtype.kind != "f" or not np.isfinite(array).all():
         raise error("invalid_type", param=param, reason="an array [N] or [N, channels] of finite floats is expected")
-    if type(rate) is not int:
+    if isinstance(rate, bool) or not isinstance(rate, Real) or rate % 1 != 0:
         raise error("invalid_type", param=param, reason="the rate of the samples is an integer")
+    rate = int(rate)
     _check(rate, 1 if array.ndim == 1 else array.shape[1], param)
-    mono = array.astype(np.float32) if array.ndim == 1 else array.mean(axis=1, dtype=np.float32)
-    if len(mono) > MAX_SECONDS * rate:
+    if len(array) > MAX_SECONDS * rate:
         raise _too_long(param)
-    if len(mono) == 0:
+    if len(array) == 0:
         raise refused(param, "it is empty")
-    if rate == RATE:
-        return mono
-    resampled: Samples = load_packages()[1].resample(mono, rate, RATE)
-    return resampled
+    with np.errstate(all="ignore"):
+        mono = array.astype(np.float32) if array.ndim == 1 else array.mean(axis=1, dtype=np.float32)
+    if rate != RATE:
+        mono = load_packages()[1].resample(mono, rate, RATE)
+    return _checked(mono, param)
 
 
 def samples_of(audio: Any, param: str) -> Samples:
@@ -107,11 +109,20 @@ def _resampled(file: Any, param: str) -> Samples:
         length += len(block)
         if length > MAX_SECONDS * rate:
             raise _too_long(param)
-        mono = np.ascontiguousarray(block.mean(axis=1, dtype=np.float32))
+        with np.errstate(all="ignore"):
+            mono = np.ascontiguousarray(block.mean(axis=1, dtype=np.float32))
         blocks.append(mono if stream is None else stream.resample_chunk(mono))
     if stream is not None:
         blocks.append(stream.resample_chunk(np.zeros(0, np.float32), last=True))
-    samples: Samples = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
+    return _checked(np.concatenate(blocks) if blocks else np.zeros(0, np.float32), param)
+
+
+def _checked(samples: Samples, param: str) -> Samples:
+    """Return samples [N] at 16 kHz.
+
+    Raises ``media_refused`` for none, as of one sample at 192 kHz, and for numbers that are not finite, which large
+    ones become in float32, in means and between samples.
+    """
     if len(samples) == 0:
         raise refused(param, "it is empty")
     if not np.isfinite(samples).all():

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import error
 from aiakq.runtime.multimodal.audio_files import samples_of
 from aiakq.runtime.multimodal.images import as_rgb, is_image
-from aiakq.runtime.multimodal.loading import load_media_preprocessors
+from aiakq.runtime.multimodal.loading import MediaPreprocessors
 from aiakq.runtime.multimodal.preprocessor import MediaInput
 from aiakq.runtime.multimodal.urls import MediaUrls
 from aiakq.runtime.multimodal.videos import listed_videos, video_of
-from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, MediaLimits, named_kinds
+from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, MediaLimits, MediaSettings, named_kinds
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.media_parts import MediaSource, check_read
@@ -20,7 +21,6 @@ from aiakq.runtime.text.message_parts import media_in
 
 if TYPE_CHECKING:
     from aiakq.runtime.config.engine import EngineConfig
-    from aiakq.runtime.multimodal.preprocessor import PromptMedia
     from aiakq.runtime.text.tokenizer import Tokenizer
 
 
@@ -30,7 +30,7 @@ class OfflineMedia:
     def __init__(self, config: EngineConfig, limits: MediaLimits, tokenizer: Tokenizer) -> None:
         """Raises ``bad_option`` for arguments that the processor does not take."""
         self._config, self._limits, self._tokenizer = config, limits, tokenizer
-        self._loaded: PromptMedia | None = None
+        self._loaded: MediaPreprocessors | None = None
         self._urls = (
             MediaUrls(config.multimodal.media_path, config.multimodal.domains) if config.multimodal else MediaUrls()
         )
@@ -44,15 +44,26 @@ class OfflineMedia:
         """
         return media_of(prompt, place, self._limits)
 
-    def add(self, text: str | None, token_ids: list[int], media: Sequence[MediaSource], place: str) -> Prompt:
+    def add(
+        self,
+        text: str | None,
+        token_ids: list[int],
+        media: Sequence[MediaSource],
+        place: str,
+        processor_kwargs: dict[str, object] | None = None,
+    ) -> Prompt:
         """Return the prompt with ``media``; ``place`` is its name in errors.
 
-        Raises ``unsupported_parameter``, ``media_refused``, ``no_pillow``, ``no_soundfile``, ``no_tokenizer`` and
-        ``model_malformed``.
+        processor_kwargs  arguments of the model's processors, in addition to those of the engine.
+
+        Raises ``unsupported_parameter``, ``value_out_of_range``, ``media_refused``, ``no_pillow``, ``no_soundfile``,
+        ``no_tokenizer`` and ``model_malformed``.
         """
         self._limits.check_counts((each.kind, each.param) for each in media)
+        settings = MediaSettings(processor_kwargs or {})
+        self._limits.check_settings(settings)
         read = [MediaInput(each.kind, self._read(each), each.param) for each in media]
-        ids, items = self.loaded().expanded(token_ids, read, place)
+        ids, items = self.loaded().of(settings).expanded(token_ids, read, place)
         return Prompt(text, ids, media=items)
 
     def in_conversation(self, messages: list[dict[str, object]]) -> tuple[list[MediaSource], dict[MediaKind, str]]:
@@ -64,7 +75,7 @@ class OfflineMedia:
         check_read(media, self._limits)
         sources = [each.source() for each in media]
         self._limits.check_counts((each.kind, each.param) for each in sources)
-        return sources, self.loaded().placeholders if media else {}
+        return sources, self.loaded().default.placeholders if media else {}
 
     def _read(self, source: MediaSource) -> Any:
         if source.value is None and source.kind == "video":
@@ -80,12 +91,12 @@ class OfflineMedia:
             raise error("invalid_type", param=source.param, reason=reason)
         return as_rgb(source.value, source.param)
 
-    def loaded(self) -> PromptMedia:
+    def loaded(self) -> MediaPreprocessors:
         if self._loaded is None:
             assert self._config.multimodal is not None, "the limits allow media"
             if not self._tokenizer.has_text:
                 raise error("no_tokenizer")
-            self._loaded = load_media_preprocessors(self._config.multimodal, self._tokenizer)
+            self._loaded = MediaPreprocessors(self._config.multimodal, self._tokenizer)
         return self._loaded
 
 
@@ -123,7 +134,7 @@ def _listed(media: Any, kind: MediaKind) -> list[Any]:
         return []
     if kind == "video":
         return listed_videos(media)
-    is_one = isinstance(media, tuple) or (isinstance(media, list) and media and isinstance(media[0], (int, float)))
+    is_one = isinstance(media, tuple) or (isinstance(media, list) and media and isinstance(media[0], Real))
     is_several = isinstance(media, (list, tuple)) and not (kind == "audio" and is_one)
     return list(media) if is_several else [media]
 

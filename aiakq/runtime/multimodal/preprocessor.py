@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from aiakq.errors import AiakqError
 from aiakq.runtime.multimodal.images import refused
 from aiakq.runtime.multimodal.processed import Processed
@@ -111,7 +113,7 @@ class PromptMedia:
             ids += token_ids[begin:at]
             begin, (kind, value, param) = at + 1, waiting[token].popleft()
             preprocessor = self._preprocessors[kind]
-            processed = preprocessor.processed(value, param)
+            processed = _finite(preprocessor.processed(value, param), param)
             text = processed.text
             if preprocessor.begins_alone and ids and not self._newlines.ends_word(ids[-1]):
                 raise refused(param, f"text before a {kind} has to end with a line end or a special token")
@@ -156,6 +158,16 @@ class PromptMedia:
             after += count
             begin += 1
         return "\n" * before + text + "\n" * after, begin
+
+
+def _finite(processed: Processed, param: str) -> Processed:
+    """Return ``processed``. Raises ``media_refused`` for values that are not finite, which arguments of the processor
+    may have caused.
+    """
+    for tensor in processed.tensors.values():
+        if tensor.dtype == "float32" and not np.isfinite(np.frombuffer(tensor.data, "<f4")).all():
+            raise refused(param, "what is computed of it is not finite")
+    return processed
 
 
 class Newlines:

@@ -65,11 +65,12 @@ class Qwen25VideoText(Qwen2VideoText):
     """The placeholders of all frames, whose positions follow from their time in seconds."""
 
     def times(self, frames: Frames) -> list[int]:
-        """See VideoText. transformers multiplies in float32."""
+        """See VideoText. transformers multiplies in float32. What is far behind any prompt is refused later on."""
         seconds = np.float32(self.together / frames.sampled_fps)
         interval = np.float32(self.vision["tokens_per_second"]) * seconds
-        positions: list[int] = (np.arange(frames.grid[0]).astype(np.float32) * interval).astype(np.int64).tolist()
-        return positions
+        positions = np.minimum(np.arange(frames.grid[0]).astype(np.float32) * interval, np.float32(1 << 40))
+        listed: list[int] = positions.astype(np.int64).tolist()
+        return listed
 
 
 class Qwen3VideoText(VideoText):

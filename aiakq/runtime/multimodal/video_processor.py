@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiakq.errors import error
+from aiakq.errors import AiakqError, error
 from aiakq.formats.model_folder import read_json
 from aiakq.runtime.multimodal.config_keys import HARMLESS_PROCESSOR_KEYS, is_effectless, processor_config
 from aiakq.runtime.multimodal.images import refused
@@ -171,6 +171,8 @@ class VideoProcessor:
             rows, columns = self._resized(len(chosen), height, width)
             if not (rows and columns):
                 raise ValueError(f"its frames of {width} x {height} pixels are too small")
+        except AiakqError:
+            raise
         except (ValueError, ZeroDivisionError, IndexError) as failure:
             raise refused(param, f"the model's video processor rejects it ({str(failure).rstrip('.')})") from None
         groups = -(-len(chosen) // self.together)
@@ -190,7 +192,7 @@ class VideoProcessor:
     def _samples(self, video: Video) -> bool:
         """Whether some frames may be left out: not of a video that somebody has sampled already."""
         wanted = self._values["do_sample_frames"] if video.may_sample is None else video.may_sample
-        return bool(wanted) and video.indices == list(range(video.total))
+        return bool(wanted) and video.is_whole
 
     def _chosen(self, video: Video) -> list[int]:
         """Return the numbers of the frames that are read. Raises ValueError as transformers' classes do."""

@@ -10,10 +10,11 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from aiakq.errors import AiakqError, error, first_line
-from aiakq.runtime.config.video_reading import MAX_FRAMES, VideoReading
+from aiakq.runtime.config.video_reading import MAX_FPS, MAX_FRAMES, MAX_TOTAL_FRAMES, MIN_FPS, VideoReading
 from aiakq.runtime.multimodal.images import FORMATS, as_rgb, decode_image, is_image, refused
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class Video:
     total: int = 0
     indices: list[int] = field(default_factory=list)
     may_sample: bool | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all frames of the video are there."""
+        return self.count == self.total and self.indices == list(range(self.total))
 
     @staticmethod
     def whole(frame: Callable[[int], Image], count: int) -> Video:
@@ -214,22 +220,37 @@ def _with_metadata(video: Video, metadata: Mapping[str, object], param: str) -> 
     indices: Any = metadata.get("frames_indices")
     samples = metadata.get("do_sample_frames")
     total = video.count if total is None else total
-    if not isinstance(total, int) or total < video.count:
+    if not _is_number(total, Integral) or not video.count <= total <= MAX_TOTAL_FRAMES:
         raise _wrong(param, "total_num_frames", f"an integer of at least {video.count}, the number of its frames,")
-    if fps is not None and not (isinstance(fps, (int, float)) and 0 < fps < math.inf):
-        raise _wrong(param, "fps", "a number above 0")
+    total = int(total)
+    if fps is not None and not (_is_number(fps, Real) and MIN_FPS <= fps <= MAX_FPS):
+        raise _wrong(param, "fps", f"a number from {MIN_FPS:g} to {MAX_FPS:g}")
     if indices is None:
         if total != video.count:
             raise _wrong(param, "frames_indices", f"the numbers of its {video.count} frames among {total}")
         indices = list(range(video.count))
-    found = [int(number) for number in indices] if isinstance(indices, Sequence) or _dimensions(indices) == 1 else []
+    found = _integers(indices)
     is_ascending = all(before <= after for before, after in zip([0, *found], found, strict=False))
     if len(found) != video.count or not is_ascending or found[-1] >= total:
         raise _wrong(param, "frames_indices", f"{video.count} ascending numbers below {total}")
-    if samples not in (None, True, False) or (samples and found != list(range(total))):
-        raise _wrong(param, "do_sample_frames", "a bool, and not true for frames that are sampled already,")
     speed = None if fps is None else float(fps)
-    return Video(video.frame, video.count, speed, total, found, None if samples is None else bool(samples))
+    made = Video(video.frame, video.count, speed, total, found, samples)
+    if not (samples is None or isinstance(samples, bool)) or (samples and not made.is_whole):
+        raise _wrong(param, "do_sample_frames", "a bool, and not true for frames that are sampled already,")
+    return made
+
+
+def _is_number(value: object, kind: type) -> bool:
+    """Whether ``value`` is a number of a ``kind`` of the standard library, which those of NumPy are, too."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _integers(values: Any) -> list[int]:
+    """Return a list, array or tensor of integers; [] for anything else."""
+    if _dimensions(values) == 1:
+        values = values.tolist()
+    is_listed = isinstance(values, Sequence) and not isinstance(values, (str, bytes))
+    return [int(each) for each in values] if is_listed and all(_is_number(each, Integral) for each in values) else []
 
 
 def _wrong(param: str, name: str, expected: str) -> AiakqError:

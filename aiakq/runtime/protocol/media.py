@@ -120,6 +120,24 @@ def media_key(kind: str, tensors: Mapping[str, TensorRecord]) -> str:
     return digest.hexdigest()
 
 
+class MediaSettings(msgspec.Struct, frozen=True):
+    """How the media of one request are read, where that differs from what the arguments of the engine say.
+
+    processor_kwargs  arguments of the processors of images and videos (mm_processor_kwargs).
+    io_kwargs         how files of videos are read (media_io_kwargs).
+    """
+
+    processor_kwargs: dict[str, object] = {}
+    io_kwargs: dict[str, object] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.processor_kwargs or self.io_kwargs)
+
+
+#: As the arguments of the engine say.
+AS_CONFIGURED = MediaSettings()
+
+
 class MediaLimits(msgspec.Struct, frozen=True):
     """What a model accepts besides text.
 
@@ -146,6 +164,16 @@ class MediaLimits(msgspec.Struct, frozen=True):
         if not self.kinds:
             return "only text is read"
         return f"the model reads {listed_words(['text', *(PLURALS[each] for each in self.kinds)])} only"
+
+    def check_settings(self, settings: MediaSettings) -> None:
+        """Raise ``unsupported_parameter`` for settings of media that the model does not read."""
+        given: Mapping[str, tuple[object, MediaKind]] = {
+            "mm_processor_kwargs": (settings.processor_kwargs, "image"),
+            "media_io_kwargs": (settings.io_kwargs, "video"),
+        }
+        for param, (value, kind) in given.items():
+            if value and (refusal := self.refusal_of(kind)):
+                raise error("unsupported_parameter", param=param, reason=refusal)
 
     def check_counts(self, items: Iterable[tuple[MediaKind, str]]) -> None:
         """Raise ``unsupported_parameter`` for an item of a kind that is not read, and ``media_refused`` for too many.

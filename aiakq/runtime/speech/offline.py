@@ -73,12 +73,15 @@ class OfflineSpeech:
     def prompt(self, prompt: Any, ids: list[int], place: str) -> Prompt:
         """Return a prompt of ``LLM.generate`` with its audio, which has to fit into a window.
 
-        Raises ``media_refused`` and ``invalid_type``.
+        Raises ``media_refused``, ``invalid_type`` and ``unsupported_parameter``.
         """
         data = prompt.get("multi_modal_data") if isinstance(prompt, dict) else None
         param = f"{place}.multi_modal_data"
         if not isinstance(data, Mapping) or set(data) != {"audio"}:
             raise error("invalid_type", param=param, reason='{"audio": audio} is expected: the model transcribes audio')
+        if prompt.get("mm_processor_kwargs"):
+            reason = "audio is read in one way"
+            raise error("unsupported_parameter", param=f"{place}.mm_processor_kwargs", reason=reason)
         audio = data["audio"]
         samples = samples_of(audio[0] if isinstance(audio, list) and len(audio) == 1 else audio, f"{param}.audio")
         if len(samples) > self.spectrogram.num_samples:

@@ -67,13 +67,13 @@ class MediaPart:
             return _pillow_image(part.get("image_pil"), f"{path}.image_pil")
         if self.kind in ("image_url", "input_image"):
             return _image_url(part, path)
-        if part.get("source") is not None:
-            return _source(part["source"], f"{path}.source")
-        for name in ("url", "image"):
-            value, param = part.get(name), f"{path}.{name}"
-            if value is not None:
-                return MediaSource("image", param, url=value) if isinstance(value, str) else _pillow_image(value, param)
-        raise error("missing_field", param=f"{path}.source")
+        name = _only_one(part, ("source", "url", "image"), path)
+        value, param = part.get(name), f"{path}.{name}"
+        if value is None:
+            raise error("missing_field", param=f"{path}.source")
+        if name == "source":
+            return _source(value, param)
+        return MediaSource("image", param, url=value) if isinstance(value, str) else _pillow_image(value, param)
 
     def refused(self, reason: str) -> AiakqError:
         """Return the error where such parts are not read, for ``reason``."""
@@ -126,22 +126,28 @@ def _audio(part: dict[str, Any], kind: str, path: str) -> MediaSource:
             raise error("missing_field", param=param)
         if not isinstance(value, dict):
             raise error("invalid_type", param=param, reason="an object with data and format is expected")
-        format = value.get("format", "wav")
+        format = "wav" if value.get("format") is None else value["format"]
         if format not in _AUDIO_FORMATS:
             allowed = ", ".join(_AUDIO_FORMATS)
             raise error("value_out_of_range", param=f"{param}.format", value=f"{format!s:.64}", allowed=allowed)
         param = f"{param}.data"
         return MediaSource("audio", param, url=f"data:audio/{format};base64,{_url(value.get('data'), param)}")
-    for name in ("audio_url", "url", "audio"):
-        value, param = part.get(name), f"{path}.{name}"
-        if isinstance(value, dict) and name == "audio_url":
-            param, value = f"{param}.url", value.get("url")
-            return MediaSource("audio", param, url=_url(value, param))
-        if isinstance(value, str):
-            return MediaSource("audio", param, url=value)
-        if value is not None:
-            return _samples(value, param)
-    raise error("missing_field", param=f"{path}.{'audio_url' if kind == 'audio_url' else 'url'}")
+    name = _only_one(part, ("audio_url", "url", "audio"), path)
+    value, param = part.get(name), f"{path}.{name}"
+    if value is None:
+        raise error("missing_field", param=f"{path}.{'audio_url' if kind == 'audio_url' else 'url'}")
+    if isinstance(value, dict) and name == "audio_url":
+        param, value = f"{param}.url", value.get("url")
+        return MediaSource("audio", param, url=_url(value, param))
+    return MediaSource("audio", param, url=value) if isinstance(value, str) else _samples(value, param)
+
+
+def _only_one(part: Mapping[str, Any], names: Sequence[str], path: str) -> str:
+    """Return which of ``names`` a part has. Raises ``unsupported_parameter`` for several: one would be lost."""
+    found = [name for name in names if part.get(name) is not None]
+    if len(found) > 1:
+        raise error("unsupported_parameter", param=f"{path}.{found[1]}", reason=f"the part has {found[0]}, too")
+    return found[0] if found else names[0]
 
 
 def _samples(value: object, name: str) -> MediaSource:

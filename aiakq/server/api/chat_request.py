@@ -70,7 +70,9 @@ class ChatCompletionRequest(GenerationRequest, ConversationFields):
             raise error("unsupported_parameter", param="include_reasoning", reason=reason)
         # The template writes special tokens itself.
         add_special_tokens = bool(self.add_special_tokens)
-        return [await renderer.tokenize_chat(self.conversation(), kwargs, add_special_tokens, params)]
+        return [
+            await renderer.tokenize_chat(self.conversation(), kwargs, add_special_tokens, params, self.media_settings)
+        ]
 
     async def grammar_of(self, renderer: Renderer, prompts: list[Prompt], grammar: Grammar | None) -> Grammar | None:
         parser = renderer.message_format.reasoning_parser

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, WithJsonSchema
 
 from aiakq.errors import error
+from aiakq.runtime.protocol.media import MediaSettings
 from aiakq.runtime.text.chat_template import RESERVED_TEMPLATE_KWARGS
 from aiakq.runtime.text.message_parts import join_text_parts, read_message
 from aiakq.runtime.text.template_facts import TemplateFacts
@@ -124,6 +125,12 @@ class ConversationFields(ReasoningFields):
     chat_template_kwargs: Annotated[dict[str, object], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
         None, description="Arguments of the chat template, such as enable_thinking: any JSON values."
     )
+    mm_processor_kwargs: Annotated[dict[str, object], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
+        None, description="Arguments of the model's image and video processors for this request, such as max_pixels."
+    )
+    media_io_kwargs: Annotated[dict[str, object], WithJsonSchema(TEMPLATE_KWARGS_SCHEMA)] | None = Field(
+        None, description='How files of videos are read in this request: {"video": {"num_frames": 16, "fps": 1}}.'
+    )
     documents: FailFastList[dict[str, object]] | None = Field(
         None, description="Documents for chat templates that show them, usually with title and text."
     )
@@ -145,6 +152,11 @@ class ConversationFields(ReasoningFields):
     def forces_calls(self) -> bool:
         """Whether the model must call a tool."""
         return forced_tools(self.tools, self.tool_choice) is not None
+
+    @property
+    def media_settings(self) -> MediaSettings:
+        """How the media are read."""
+        return MediaSettings(self.mm_processor_kwargs or {}, self.media_io_kwargs or {})
 
     def conversation(self) -> list[dict[str, object]]:
         """Return the messages as dicts. Raises ``unsupported_parameter`` for content other than text."""

@@ -133,6 +133,8 @@ _SAMPLING: dict[str, ForeignField] = {
 
 # --- answers
 
+_MEDIA = "media are parts of the content of a message"
+_MEDIA_NAMES = "images image image_data videos video video_data audios audio_data multi_modal_data"
 _ELSEWHERE = "requests to this route have no such field"
 
 
@@ -218,9 +220,7 @@ _ANSWERS: dict[str, ForeignField] = {
     **_ADAPTERS,
     **all_refused("requests bring no code", "custom_logit_processor"),
     **all_refused("answers are not stored; send all messages", "session_params previous_response_id", {}, ""),
-    **all_refused(
-        "only text is read", "images image image_data video_data audio_data mm_payload images_config", [], {}, ""
-    ),
+    **all_refused(_MEDIA, f"{_MEDIA_NAMES} mm_payload images_config", [], {}, ""),
     **all_refused("prompts are computed here", "ec_transfer_params bootstrap_host bootstrap_room", {}),
     **all_refused(
         "its fields belong into the request itself",
@@ -293,7 +293,7 @@ POOLING_FIELDS: Mapping[str, ForeignField] = {
     **all_refused("numbers are float32", "embedding_types embedding_type output_dtype", ["float"], "float"),
     **dict.fromkeys(("output_dimension", "dims"), renamed("dimensions")),
     **all_refused("texts are not cut in parts", "late_chunking late_chunking_params", False),
-    **all_refused("only text is read", "images image image_data video_data audio_data", []),
+    **all_refused("only text is read", _MEDIA_NAMES, [], {}),
     **_ADAPTERS,
     "truncate": ForeignField(_cut),
 }
@@ -348,7 +348,7 @@ MESSAGE_FIELDS: Mapping[str, ForeignField] = {
     "is_error": ForeignField(refused("templates show no errors", False).translate, named=True),
     "thinking": renamed("reasoning_content"),
     "parts": ForeignField(_parts, replaces=True),
-    **all_refused("only text is read", "images audio_data", []),
+    **all_refused(_MEDIA, _MEDIA_NAMES, [], {}),
     **all_refused("use continue_final_message", "prefix partial", False),
 }
 CALL_FIELDS: Mapping[str, ForeignField] = ignored(

@@ -39,6 +39,13 @@ _PARTS: Mapping[str, frozenset[str]] = {
     "tool_result": fields("tool_use_id content is_error"),
     **dict.fromkeys(("redacted_thinking", "redacted_reasoning"), fields("data")),
 }
+#: Field of a part that may be an object -> what that may have.
+_MEDIA: Mapping[str, frozenset[str]] = {
+    "image_url": fields("url detail uuid"),
+    **dict.fromkeys(("video_url", "audio_url"), fields("url uuid")),
+    "input_audio": fields("data format"),
+    "source": fields("url data media_type"),
+}
 #: Fields of messages of chat that those of other APIs do not have.
 _OTHER_MESSAGE_FIELDS = {
     **MESSAGE_FIELDS,
@@ -127,6 +134,9 @@ def check_content(content: object, path: str, unknown: UnknownFields, depth: int
         check_fields(part, part_path, known, unknown)
         if part.get("is_error"):
             unknown.ignore(error("unknown_field", param=f"{part_path}.is_error", hint="It was ignored."))
+        for name in part.keys() & _MEDIA.keys():
+            if isinstance(media := part[name], dict):
+                check_fields(media, f"{part_path}.{name}", _MEDIA[name], unknown)
         for name in _NESTED:
             if name in part:
                 check_content(part[name], f"{part_path}.{name}", unknown, depth + 1)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.protocol.limits import ModelLimits
-from aiakq.runtime.protocol.media import named_kinds
+from aiakq.runtime.protocol.media import AS_CONFIGURED, MediaSettings, named_kinds
 from aiakq.runtime.protocol.request import Prompt
 from aiakq.runtime.protocol.sampling_params import SamplingParams
 from aiakq.runtime.text.media_parts import take_media
@@ -128,12 +128,14 @@ class Renderer:
         template_kwargs: Mapping[str, object],
         add_special_tokens: bool,
         params: SamplingParams,
+        settings: MediaSettings = AS_CONFIGURED,
     ) -> Prompt:
         """Render a conversation with the chat template and tokenize it, like ``tokenize_prompts``.
 
         Raises also no_chat_template and chat_template.
         """
-        request = await self.chat_request(messages, self.template_arguments(template_kwargs), add_special_tokens)
+        arguments = self.template_arguments(template_kwargs)
+        request = await self.chat_request(messages, arguments, add_special_tokens, settings)
         if request.media and params.truncate_prompt_tokens is not None:
             reason = f"a prompt with {named_kinds(each.kind for each in request.media)} is not truncated"
             raise error("unsupported_parameter", param="truncate_prompt_tokens", reason=reason)
@@ -144,12 +146,17 @@ class Renderer:
         return self.truncate_prompts(self._prompts([reply.text], reply, request, params), params)[0]
 
     async def chat_request(
-        self, messages: list[dict[str, object]], arguments: dict[str, object], add_special_tokens: bool
+        self,
+        messages: list[dict[str, object]],
+        arguments: dict[str, object],
+        add_special_tokens: bool,
+        settings: MediaSettings = AS_CONFIGURED,
     ) -> TextRequest:
         """Return the request to render and tokenize a conversation, with its media.
 
         Raises unsupported_parameter and media_refused for media that the model or the server does not read.
         """
+        self.limits.media.check_settings(settings)
         bare, media = take_media(messages)
         return TextRequest(
             0,
@@ -157,6 +164,7 @@ class Renderer:
             arguments=arguments,
             call_syntax=self.message_format.call_syntax,
             media=await self._media.read(media, self.limits.media) if media else [],
+            media_settings=settings,
             add_special_tokens=add_special_tokens,
         )
 

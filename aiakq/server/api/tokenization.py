@@ -99,6 +99,7 @@ async def tokenize(service: Service, request: Request) -> Response:
                 payload.template_kwargs(service.renderer.chat_template, service.renderer.unknown_fields)
             ),
             bool(payload.add_special_tokens),
+            payload.media_settings,
         )
     else:
         payload = parse_body(TokenizeRequest, body, service.renderer.unknown_fields)

@@ -12,8 +12,7 @@ import msgspec
 
 from aiakq.errors import AiakqError, error, one_line
 from aiakq.runtime.multimodal.audio_files import load_packages
-from aiakq.runtime.multimodal.loading import load_media_preprocessors
-from aiakq.runtime.multimodal.preprocessor import PromptMedia
+from aiakq.runtime.multimodal.loading import MediaPreprocessors
 from aiakq.runtime.multimodal.spectrogram import Spectrogram
 from aiakq.runtime.structured.compiler import GrammarCompiler
 from aiakq.runtime.structured.vocabulary import vocabulary_of
@@ -136,7 +135,7 @@ def new_compiler(tokenizer: Tokenizer, loaded: Loaded) -> GrammarCompiler | None
 
 def load_media(
     setup: Setup, tokenizer: Tokenizer, templates: Sequence[ChatTemplate], loaded: Loaded
-) -> PromptMedia | None:
+) -> MediaPreprocessors | None:
     """Return what puts media into prompts, and give ``templates`` the placeholders.
 
     Returns None for a model that reads text only, and if it cannot be loaded: requests with media then fail with
@@ -147,15 +146,15 @@ def load_media(
     try:
         if setup.media.kind == "audio":
             load_packages()
-        media = load_media_preprocessors(setup.media, tokenizer)
+        media = MediaPreprocessors(setup.media, tokenizer)
     except AiakqError as failure:
         if failure.id == "bad_option":
             raise
         loaded.media_failures = dict.fromkeys(setup.media.max_items, Failure.of(failure))
         return None
     for template in templates:
-        template.placeholders = media.placeholders
-    loaded.media_failures = {kind: Failure.of(failure) for kind, failure in media.failures.items()}
+        template.placeholders = media.default.placeholders
+    loaded.media_failures = {kind: Failure.of(failure) for kind, failure in media.default.failures.items()}
     return media
 
 

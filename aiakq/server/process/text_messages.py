@@ -11,7 +11,7 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.config.speech import SpeechConfig
 from aiakq.runtime.protocol.grammar import Grammar
-from aiakq.runtime.protocol.media import MediaItem, MediaKind
+from aiakq.runtime.protocol.media import MediaItem, MediaKind, MediaSettings
 from aiakq.runtime.text.infill import Infill
 from aiakq.runtime.text.template_facts import TemplateFacts
 from aiakq.runtime.text.tokenizer_source import TokenizerSource
@@ -143,6 +143,7 @@ class TextRequest(msgspec.Struct, tag="request"):
     messages, arguments  conversation to render with these template arguments and tokenize, instead of ``texts``.
     call_syntax          how calls are written if the template has no place for tools.
     media                of the conversation, in order of its parts.
+    media_settings       how they are read.
     audio                the file of an audio to transcribe, beside ``texts``.
     texts                texts to tokenize.
     pairs                pairs of texts to tokenize instead, each to one list of ids.
@@ -166,6 +167,7 @@ class TextRequest(msgspec.Struct, tag="request"):
     arguments: dict[str, object] = {}
     call_syntax: CallSyntax = CallSyntax()
     media: list[MediaFile] = []
+    media_settings: MediaSettings = MediaSettings()
     audio: bytes | None = None
     texts: list[str] = []
     pairs: list[tuple[str, str]] = []

@@ -31,7 +31,8 @@ import msgspec
 
 from aiakq.errors import AiakqError, error, first_line
 from aiakq.runtime.multimodal.audio_files import decode_audio
-from aiakq.runtime.multimodal.preprocessor import MediaInput, PromptMedia
+from aiakq.runtime.multimodal.loading import MediaPreprocessors
+from aiakq.runtime.multimodal.preprocessor import MediaInput
 from aiakq.runtime.multimodal.spectrogram import RATE, Spectrogram
 from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler
@@ -64,7 +65,7 @@ from aiakq.server.process.text_messages import (
     size_of,
 )
 from aiakq.system.channel import Disconnected, Failure, framed
-from aiakq.system.child import begin_child, end_with_parent, parent_socket
+from aiakq.system.child import begin_child, end_with_parent, parent_socket, without_stderr
 from aiakq.system.memory import heap_bytes, limit_more_memory, trim_heap
 
 #: Approximate size of request and reply in bytes above which a worker returns freed memory to the system.
@@ -225,7 +226,7 @@ class _Worker:
         templates: Templates,
         max_chars: int,
         compiler: GrammarCompiler | None,
-        media: PromptMedia | None,
+        media: MediaPreprocessors | None,
         spectrogram: Spectrogram | None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -296,7 +297,8 @@ class _Worker:
 
     def _spectrum(self, audio: bytes) -> Spectrum:
         assert self._spectrogram is not None, "the server knows that there is none"
-        samples = decode_audio(audio, "file")
+        with without_stderr():  # decoders write there what they think of a client's file
+            samples = decode_audio(audio, "file")
         values = self._spectrogram.of(samples)
         content = self._spectrogram.content(samples)
         return Spectrum(values.tobytes(), len(values), content, len(samples) / RATE)
@@ -307,7 +309,8 @@ class _Worker:
             raise error("media_refused", param="messages", reason="the tokenizer's process reads no media")
         begin("media", request.media_seconds, request.media_bytes)
         given = [MediaInput(each.kind, each.value, each.param) for each in request.media]
-        expanded, media = self._media.expanded(ids, given, "messages")
+        with without_stderr():  # see above
+            expanded, media = self._media.of(request.media_settings).expanded(ids, given, "messages")
         reply = self._process(request, [expanded])
         reply.media = list(media)
         return reply

@@ -24,7 +24,9 @@ def test_the_limit_of_audios():
     assert media_limits({"image": 1, "audio": {"count": 2}}) == {"image": 1, "video": 999, "audio": 2}
 
 
-@pytest.mark.parametrize("given", [{"image": -1}, {"image": "4"}, {"image": True}, {"images": 4}, {"image": 1000}])
+@pytest.mark.parametrize(
+    "given", [{"image": -1}, {"image": "4"}, {"image": True}, {"images": 4}, {"image": 1000}, {"image": {"counts": 1}}]
+)
 def test_wrong_limits_are_refused(given):
     with pytest.raises(AiakqError, match="--limit-mm-per-prompt"):
         media_limits(given)
@@ -40,6 +42,31 @@ def test_wrong_limits_are_refused(given):
 def test_images_that_are_not_computed_are_refused_by_name(changes, reason):
     config = MultimodalConfig.from_args(EngineArguments(model="m"), "folder", {**RAW, **changes})
     assert config is not None and reason in config.refusal
+
+
+@pytest.mark.parametrize(
+    ("raw", "arguments"),
+    [
+        ({}, {}),
+        ({"architectures": ["WhisperForConditionalGeneration"]}, {}),
+        ({"architectures": ["VoxtralForConditionalGeneration"], "text_config": {}, "audio_config": {}}, {}),
+        ({**RAW, "architectures": ["OtherForConditionalGeneration"]}, {}),
+        (RAW, {"language_model_only": True}),
+        (RAW, {"limit_mm_per_prompt": {"image": 0}}),
+    ],
+)
+@pytest.mark.parametrize(
+    "given", [{"mm_processor_kwargs": {"fps": 1}}, {"media_io_kwargs": {"video": {"num_frames": 4}}}], ids=str
+)
+def test_arguments_of_media_that_are_not_read_are_refused(raw, arguments, given):
+    with pytest.raises(AiakqError, match="nothing for a model that reads no (images or )?videos"):
+        MultimodalConfig.from_args(EngineArguments(model="m", **arguments, **given), "folder", raw)
+
+
+def test_a_folder_of_media_has_to_exist(tmp_path):
+    MultimodalConfig.from_args(EngineArguments(model="m", allowed_local_media_path=str(tmp_path)), "folder", RAW)
+    with pytest.raises(AiakqError, match="--allowed-local-media-path is .* not a folder that exists"):
+        MultimodalConfig.from_args(EngineArguments(model="m", allowed_local_media_path="/no/where"), "folder", RAW)
 
 
 def test_a_limit_of_no_images_leaves_out_their_encoder():

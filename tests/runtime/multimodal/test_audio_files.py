@@ -86,6 +86,32 @@ def test_length_is_limited_by_what_is_there(monkeypatch):
         as_samples(sound(1.1), RATE, "audio")
 
 
+def test_numbers_that_become_infinite_are_refused():
+    for audio in (np.full(2000, 1e300), np.full((2000, 2), 3e38, np.float32)):
+        with pytest.raises(AiakqError, match="its samples are not finite"):
+            as_samples(audio, RATE, "audio")
+        with pytest.raises(AiakqError, match="its samples are not finite"):
+            decode_audio(encoded(audio, subtype="DOUBLE"), "file")
+    loud = np.sign(sound(0.2)) * np.float32(3.4e38)
+    with pytest.raises(AiakqError, match="its samples are not finite"):
+        as_samples(loud, 44100, "audio")
+
+
+def test_rates_are_integers_of_any_type():
+    samples = sound(0.2)
+    expected = as_samples(samples, 8000, "audio")
+    for rate in (np.int64(8000), 8000.0, np.float32(8000)):
+        assert (as_samples(samples, rate, "audio") == expected).all()
+    for rate in (8000.5, True, "8000", None, np.nan, np.inf):
+        with pytest.raises(AiakqError, match="the rate of the samples is an integer"):
+            as_samples(samples, rate, "audio")
+
+
+def test_audio_of_no_sample_at_the_rate_of_the_model_is_refused():
+    with pytest.raises(AiakqError, match="it is empty"):
+        as_samples(np.ones(1, np.float32), 192_000, "audio")
+
+
 @pytest.mark.parametrize("audio", [[1, 2], "abc", np.zeros((2, 2, 2)), np.array([np.inf])])
 def test_arrays_of_other_kinds_are_refused(audio):
     with pytest.raises(AiakqError, match="finite floats"):

@@ -263,6 +263,23 @@ def test_processor_arguments_change_the_image(vision_model):
     assert output.prompt_token_ids.count(4) == 4 < split.prompt_token_ids.count(4)
 
 
+def test_prompts_have_processor_arguments_of_their_own(vision_model):
+    llm = engine(vision_model("idefics3"))
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": random_image(1)}}
+    changed = {**prompt, "mm_processor_kwargs": {"do_image_splitting": False}}
+    whole = engine(vision_model("idefics3"), mm_processor_kwargs={"do_image_splitting": False})
+    assert answers(llm, [prompt, changed]) == answers(llm, [prompt]) + answers(whole, [prompt])
+    part = {"type": "image_pil", "image_pil": random_image(1)}
+    messages: list[dict[str, object]] = [{"role": "user", "content": [part]}]
+    [split], [kept] = (
+        llm.chat(messages, GREEDY, use_tqdm=False, mm_processor_kwargs=each)
+        for each in (None, {"do_image_splitting": False})
+    )
+    assert len(kept.prompt_token_ids) < len(split.prompt_token_ids)
+    with pytest.raises(AiakqError, match="mm_processor_kwargs is .* 'do_image_split' is no argument"):
+        llm.generate([{**prompt, "mm_processor_kwargs": {"do_image_split": False}}], GREEDY, use_tqdm=False)
+
+
 def test_wrong_processor_arguments_are_refused_before_the_first_image(vision_model):
     with pytest.raises(AiakqError, match="'do_image_split' is no argument of Idefics3ImageProcessor"):
         engine(vision_model("idefics3"), mm_processor_kwargs={"do_image_split": False})

@@ -246,7 +246,11 @@ def test_frames_are_sampled_as_the_model_says_and_arguments_change_it(vision_mod
         ("qwen2_vl", {"video": random_video(1, 2049, 1, 1)}, "it has 2049 frames, of at least 1 and at most 2048"),
         ("qwen2_vl", {"video": random_video(1, 2, 1, 300)}, "one side is 300 times as long as the other"),
         ("qwen2_vl", {"video": [[random_image(1), random_image(2, 40, 40)]]}, "its frames have different sizes"),
-        ("qwen2_vl", {"video": (random_video(1), {"fps": 0})}, "fps cannot be read: a number above 0 is expected"),
+        (
+            "qwen2_vl",
+            {"video": (random_video(1), {"fps": 0})},
+            "fps cannot be read: a number from 1e-06 to 1e.06 is expected",
+        ),
         (
             "qwen2_vl",
             {"video": (random_video(1), {"total_num_frames": 3})},
@@ -259,6 +263,12 @@ def test_frames_are_sampled_as_the_model_says_and_arguments_change_it(vision_mod
         ),
         ("qwen2_vl", {"video": (random_video(1), {"speed": 2})}, "speed cannot be read: metadata of a video are fps"),
         ("qwen2_5_vl", {"video": (random_video(1), {"fps": 0.1})}, "positions apart in its 18 tokens"),
+        (
+            "qwen2_5_vl",
+            {"video": (random_video(1), {"fps": 1e-6, "total_num_frames": 2**31 - 1, "frames_indices": [*range(6)]})},
+            "positions apart in its 18 tokens",
+        ),
+        ("qwen2_vl", {"video": random_video(1, 2, 20_000, 1)}, r"video\[0\] cannot be read: it has 20000 x 1 pixels"),
         ("qwen3_vl", {"video": random_video(1, 1)}, "it has 1 frames, fewer than the 2 that are encoded together"),
     ],
 )

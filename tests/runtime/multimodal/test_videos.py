@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from vision_models import random_image, random_video
 
@@ -83,6 +84,37 @@ def test_arrays_and_lists_of_frames():
     assert len(listed_videos([frames, images])) == len(listed_videos([(frames, {"fps": 2})])) + 1 == 2
     with_metadata = video_of((frames, {"fps": 2, "total_num_frames": 9, "frames_indices": np.array([0, 4, 8])}), "v")
     assert (with_metadata.fps, with_metadata.total, with_metadata.indices) == (2.0, 9, [0, 4, 8])
+
+
+def test_metadata_may_be_numbers_of_numpy():
+    frames = random_video(1, 3)
+    given = {"fps": np.float32(2), "total_num_frames": np.int64(9), "frames_indices": torch.tensor([0, 4, 8])}
+    video = video_of((frames, given), "v")
+    assert (video.fps, video.total, video.indices, video.is_whole) == (2.0, 9, [0, 4, 8], False)
+    assert type(video.total) is int
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[
+            ("frames_indices", value)
+            for value in ("012", "abc", b"\0\1\2", [None] * 3, [0.5, 1.5, 2.5], {0, 1, 2}, [0, 1])
+        ],
+        *[("fps", value) for value in (True, "2", float("nan"), 1e-300, 1e300)],
+        *[("total_num_frames", value) for value in (True, 3.0, 1 << 31)],
+        *[("do_sample_frames", value) for value in (1, "no", np.array([1, 2]))],
+    ],
+)
+def test_wrong_metadata_are_refused(name, value):
+    given = {"frames_indices": [0, 1, 2], name: value}
+    with pytest.raises(AiakqError, match=rf"v\.{name} cannot be read"):
+        video_of((random_video(1, 3), given), "v")
+
+
+def test_the_length_of_a_video_takes_no_memory():
+    given = {"total_num_frames": (1 << 31) - 1, "frames_indices": [0, 1, 2]}
+    assert not video_of((random_video(1, 3), given), "v").is_whole
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def test_audio_in_chat_gives_what_the_library_gives(ask, expected):
     data = base64.b64encode(file_of(1)).decode()
     assert ask("hear ", audio_url(f"data:audio/wav;base64,{data}"), "?") == expected
     assert ask("hear ", input_audio(file_of(1, "FLAC"), "flac"), "?") == expected
+    assert ask("hear ", {"type": "input_audio", "input_audio": {"data": data, "format": None}}, "?") == expected
     assert ask("hear ", input_audio(file_of(1, "MP3"), "mp3"), "?")[:-5] == expected[:-5]
     assert len(ask("hear ", input_audio(file_of(1)), input_audio(file_of(2)))) > len(expected)
     assert ask("no audio")
@@ -128,6 +129,7 @@ def test_files_are_read_in_the_allowed_folder_only(ask, expected, sounds):
         (audio_url("http://127.0.0.1:1/a.wav"), "not public"),
         (audio_url("gopher://a"), "a URL that begins with"),
         ({"type": "audio", "audio": [0.5, 0.5]}, "an array of samples"),
+        ({"type": "audio", "audio": "data:,", "url": "data:,"}, "audio is not supported: the part has url, too"),
         ({"type": "image_url", "image_url": {"url": "data:,"}}, "the model reads text and audios only"),
     ],
 )
@@ -144,6 +146,13 @@ def test_too_many_and_placeholders_in_a_text_are_refused(ask):
         ask(part, part, part)
     with pytest.raises(Exception, match="there are 1 audios for its 2 placeholders"):
         ask(part, "<|AUDIO|>")
+
+
+@pytest.mark.parametrize("fields", [{"mm_processor_kwargs": {"fps": 1}}, {"media_io_kwargs": {"video": {}}}])
+def test_settings_of_other_media_are_refused(hearing, fields):
+    body = {"model": "m", "messages": message(input_audio(file_of(1))), **fields}
+    answer = httpx.post(f"{hearing.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 400 and "is not supported: the model reads text and audios only" in answer.text
 
 
 def test_only_users_have_audio(hearing):

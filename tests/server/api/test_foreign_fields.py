@@ -157,6 +157,8 @@ def test_fields_whose_value_changes_nothing_are_ignored_in_silence(fields):
         (ChatCompletionRequest, {"prompt": "Hi"}, "prompt"),
         (ChatCompletionRequest, {"system": "Be brief."}, "system"),
         (ChatCompletionRequest, {"images": ["a"]}, "images"),
+        (CompletionRequest, {"multi_modal_data": {"audio": "a"}}, "multi_modal_data"),
+        (ChatCompletionRequest, {"video": "a"}, "video"),
         (ChatCompletionRequest, {"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, None),
         (ResponsesRequest, {"response_format": {"type": "json_object"}}, "response_format"),
         (ResponsesRequest, {"n": 2}, "n"),

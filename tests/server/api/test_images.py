@@ -236,6 +236,7 @@ def test_hostile_images_are_refused_in_one_line(ask, expected, data, reason):
         ([image_url("data:image/png,abc")], "base64"),
         ([{"type": "image_url"}], "image_url is missing"),
         ([{"type": "input_audio", "input_audio": {}}], "only text is read|input_audio"),
+        ([{"type": "image", "url": "data:,", "image": "data:,"}], "image is not supported: the part has url, too"),
         (["<image>", image_url(data_url(1))], "1 images for its 2 placeholders"),
     ],
 )

@@ -203,6 +203,11 @@ def _item(**item) -> dict:
             _item(role="user", content=[{"type": "input_text", "Text": "a"}]),
             "input[1].content[0].Text",
         ),
+        (
+            ChatCompletionRequest,
+            _block(type="input_audio", input_audio={"data": "a", "fromat": "wav"}),
+            "messages[0].content[0].input_audio.fromat",
+        ),
         (ResponsesRequest, _item(type="function_call", callId="a", name="f", arguments="{}"), "input[1].callId"),
         (ResponsesRequest, _item(type="function_call_output", call_id="a", ouput="b"), "input[1].ouput"),
         (ResponsesRequest, _item(type="reasoning", sumary=[]), "input[1].sumary"),
@@ -237,6 +242,21 @@ def test_misspelled_fields_of_parts_items_and_tools_are_refused(model, fields, p
     [
         (ChatCompletionRequest, _block(type="text", text="a", colour=1), ["messages[].content[].colour"]),
         (MessagesRequest, _block(type="text", text="a", colour=1), ["messages[].content[].colour"]),
+        (
+            ChatCompletionRequest,
+            _block(type="image_url", image_url={"url": "a", "detail": "low", "max_pixels": 9}, uuid="b"),
+            ["messages[].content[].image_url.max_pixels"],
+        ),
+        (
+            ChatCompletionRequest,
+            _block(type="input_audio", input_audio={"data": "a", "format": "wav", "rate": 8000}),
+            ["messages[].content[].input_audio.rate"],
+        ),
+        (
+            MessagesRequest,
+            _block(type="image", source={"type": "url", "url": "a", "crop": [0, 0]}),
+            ["messages[].content[].source.crop"],
+        ),
         (MessagesRequest, {"messages": [{**HI[0], "colour": 1}] * 3}, ["messages[].colour"]),
         (ResponsesRequest, _item(role="user", content="a", colour=1), ["input[].colour"]),
         (ResponsesRequest, _item(type="function_call_output", call_id="a", output="b", colour=None), []),

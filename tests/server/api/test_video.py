@@ -117,6 +117,50 @@ def test_frames_are_those_of_the_library_and_files_are_read_as_the_arguments_say
     assert tokens(ask(video_url(animation(FRAMES)), "?")) == generated((FRAMES[chosen], read))
 
 
+def asked(watching: RunningServer, parts: list[Any], **fields: Any) -> Any:
+    body = {"model": "m", "messages": message(*parts), "max_tokens": 5, "temperature": 0, "return_token_ids": True}
+    return httpx.post(f"{watching.url}/v1/chat/completions", json=body | fields, timeout=60)
+
+
+def test_a_request_has_settings_of_its_own(watching, folder, ask):
+    """As in vLLM: they are added to those of the server, for one request."""
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded(random_image(1, 40, 40))}"}}
+    parts = [image, video_url(animation(FRAMES)), "?"]
+    usual = tokens(ask(*parts))
+    for fields, arguments in (
+        ({"mm_processor_kwargs": {"size": {"shortest_edge": 64, "longest_edge": 400}}}, None),
+        ({"media_io_kwargs": {"video": {"num_frames": 2}}}, {"media_io_kwargs": {"video": {"num_frames": 2}}}),
+        ({"media_io_kwargs": {"video": {"fps": 4}}}, {"media_io_kwargs": {"video": {"num_frames": 4, "fps": 4}}}),
+    ):
+        llm = LLM(folder, **{**ARGUMENTS, **(arguments or fields)})
+        answer = asked(watching, parts, **fields).json()
+        found = answer["prompt_token_ids"] + answer["choices"][0]["token_ids"]
+        assert found == chatted(llm, *parts) and len(found) < len(usual)
+        counted = {"model": "m", "messages": message(*parts), **fields}
+        counted = httpx.post(f"{watching.url}/tokenize", json=counted, timeout=60).json()
+        assert counted["tokens"] == answer["prompt_token_ids"]
+    assert tokens(ask(*parts)) == usual
+    assert asked(watching, ["no media"], mm_processor_kwargs={"size": {}}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"media_io_kwargs": {"video": {"num_frames": "invalid"}}}, 'allowed is {"video": {"num_frames": up to 2048'),
+        ({"media_io_kwargs": {"image": {}}}, 'allowed is {"video"'),
+        ({"mm_processor_kwargs": {"colour": 1}}, "'colour' is no argument of"),
+        ({"mm_processor_kwargs": {"patch_size": 8}}, "mm_processor_kwargs is"),
+        ({"mm_processor_kwargs": {"image_std": [0.0] * 3}}, "not finite"),
+        ({"mm_processor_kwargs": {"fps": "2"}}, "a number above 0 for fps"),
+        ({"mm_processor_kwargs": 3}, "mm_processor_kwargs has the wrong type"),
+    ],
+)
+def test_settings_that_are_not_understood_are_refused(watching, fields, reason):
+    answer = asked(watching, [video_url(frames_url()), "?"], **fields)
+    assert answer.status_code == 400 and reason in answer.json()["error"]["message"]
+    assert asked(watching, [video_url(frames_url()), "?"]).status_code == 200
+
+
 def test_the_list_of_models_says_what_is_read(watching):
     assert httpx.get(f"{watching.url}/v1/models").json()["data"][0]["input_modalities"] == ["text", "image", "video"]
 

@@ -1,4 +1,4 @@
-"""A hostile host of images: redirects to private addresses, endless bodies, broken and slow answers."""
+"""A hostile host of media: redirects to private addresses, endless bodies, broken and slow answers."""
 
 from __future__ import annotations
 
@@ -117,23 +117,29 @@ def media_host() -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def seeing_server(stack: contextlib.ExitStack) -> dict[str, Any]:
-    """Return the arguments of a server of a tiny model that reads images, also from the hostile host. Both end with
-    ``stack``.
+def media_server(stack: contextlib.ExitStack, kind: str) -> dict[str, Any]:
+    """Return the arguments of a server of a tiny model that reads media of a kind: image, audio or video, also from the
+    hostile host. Both end with ``stack``.
     """
     sys.path.insert(0, str(Path(__file__).parents[2]))
+    from audio_models import save_audio_model
     from vision_models import save_vision_model
 
     media.host[0] = stack.enter_context(media_host())
-    folder = save_vision_model("idefics3", Path(stack.enter_context(tempfile.TemporaryDirectory())) / "seeing")
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / kind
+    if kind == "audio":
+        save_audio_model("qwen2_audio", folder)
+    else:
+        save_vision_model("idefics3" if kind == "image" else "qwen3_vl", folder)
+    limits = {"image": ["image"], "video": ["image", "video"], "audio": ["audio"]}[kind]
     return {
         "model": str(folder),
         "unknown_fields": "refuse",
-        "served_model_name": ["seeing"],
+        "served_model_name": [kind],
         "dtype": "float32",
         "max_model_len": 512,
         "num_gpu_blocks_override": 1025,
-        "limit_mm_per_prompt": {"image": 4},
+        "limit_mm_per_prompt": dict.fromkeys(limits, 4),
         "allowed_media_domains": ["127.0.0.1"],
         "max_connections_per_address": 1000,
         "enable_auto_tool_choice": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Iterator
@@ -9,9 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+import soundfile
 
+from aiakq.runtime.text.tokenizer import NoTokenizer
 from aiakq.server.background import RunningServer
+from aiakq.server.process.text_messages import TextRequest
+from aiakq.server.process.text_process import _Worker
 
 BOMBS = {
     "loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -185,3 +191,20 @@ def test_template_processes_end_with_the_server(start_server):
         while any(os.path.exists(f"/proc/{pid}") for pid in (parent, *workers)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_decoders_do_not_write_to_the_log_what_clients_send(capfd):
+    """The decoder of MP3 comments on every damaged frame."""
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.sin(np.arange(16_000) * 0.05), 16_000, format="MP3")
+    damaged = buffer.getvalue()[:900] + bytes(99) + buffer.getvalue()[900:]
+    worker = _Worker(NoTokenizer(), [], 1, None, None, _Spectrogram())
+    reply = worker._answer(TextRequest(1, audio=damaged), lambda *limits: None)
+    assert reply.spectrum.seconds > 0.5 and capfd.readouterr().err == ""
+
+
+class _Spectrogram:
+    def of(self, samples: np.ndarray) -> np.ndarray:
+        return samples[None]
+
+    content = staticmethod(len)
