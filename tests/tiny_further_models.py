@@ -16,6 +16,7 @@ _ALPHA = {"rope_type": "dynamic", "rope_theta": 300.0, "alpha": 50.0, "factor": 
 SPREADS = {"Zamba2ForCausalLM": 0.7}
 FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     **LINEAR,
+    "MiMoForCausalLM": ("mimo", {**_SIZES, "head_dim": 48}),
     "Zamba2ForCausalLM": (
         "zamba2",
         {

@@ -20,6 +20,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from aiakq.errors import AiakqError
 from aiakq.evaluation.scoring import load_for_scoring
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.runtime.hf.mimo import register_mimo
 
 SIZES = {
     "vocab_size": 259, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2,
@@ -56,7 +57,7 @@ INPUTS = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 259}
 #: Model type -> its config; what is written is served.
 SERVED: dict[str, dict[str, Any]] = {
     "llama": {}, "phi3": {}, "glm4": HEADS, "glm": HEADS, "gemma": HEADS, "gemma3_text": {**HEADS, "sliding_window": 8},
-    "olmo": {}, "olmo2": {}, "olmo3": {"sliding_window": 8}, "starcoder2": {}, "cohere": {}, "cohere2": {},
+    "mimo": {}, "olmo": {}, "olmo2": {}, "olmo3": {"sliding_window": 8}, "starcoder2": {}, "cohere": {}, "cohere2": {},
     "granite": {}, "phi": {}, "smollm3": {}, "exaone4": HEADS, "nemotron": {}, "persimmon": {}, "gpt_bigcode": {},
     "gpt_neox": {}, "helium": HEADS, "arcee": {}, "seed_oss": HEADS, "apertus": {}, "ernie4_5": HEADS,
     "hunyuan_v1_dense": HEADS, "opt": {"ffn_dim": 96}, "gpt2": GPT2,
@@ -151,6 +152,7 @@ def source(byte_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Cal
         if kind not in made:
             made[kind] = tmp_path_factory.mktemp(kind)
             torch.manual_seed(0)
+            register_mimo()
             sizes = {**SIZES, **config}
             hf_config = CONFIG_MAPPING[kind.partition(",")[0]](**sizes)
             model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)

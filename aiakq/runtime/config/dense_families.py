@@ -42,6 +42,10 @@ DENSE: dict[str, Family] = {
     "qwen2": Family(
         llama_keys(intermediate_size=22016, num_key_value_heads=32, max_position_embeddings=32768, **QWEN_WINDOW)
     ),
+    "mimo": Family(
+        llama_keys(intermediate_size=22016, num_key_value_heads=32, max_position_embeddings=32768, **QWEN_WINDOW),
+        fixed={"attention_bias": (True,)},
+    ),
     "qwen3": Family(
         llama_keys(
             intermediate_size=22016,
