@@ -211,7 +211,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
             **dict.fromkeys(SIZES.keys() - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}, ...),
         },
-        "modernbert-decoder": {**WINDOWS, "local_attention": 16}, "axk2": INDEXED,
+        "modernbert-decoder": {**WINDOWS, "local_attention": 16}, "axk2": {**INDEXED, **INDEX},
         "cohere_compass_text": {**HEADS, **WINDOWS, **FREQUENCIES, "logit_scale": 0.25},
         "cpmant": {"dim_head": 32, "dim_ff": 256},
         "deepseek_v4": {

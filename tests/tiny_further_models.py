@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tiny_indexed_models import INDEXED
 from tiny_linear_models import LINEAR
 
 _SIZES = {
@@ -16,6 +17,7 @@ _ALPHA = {"rope_type": "dynamic", "rope_theta": 300.0, "alpha": 50.0, "factor": 
 SPREADS = {"Zamba2ForCausalLM": 0.7}
 FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     **LINEAR,
+    **INDEXED,
     "MiMoForCausalLM": ("mimo", {**_SIZES, "head_dim": 48}),
     "Zamba2ForCausalLM": (
         "zamba2",

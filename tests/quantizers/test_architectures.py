@@ -65,6 +65,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "bloom": {"n_head": 4, "n_layer": 2, "intermediate_size": 256, "num_key_value_heads": 4},
     "deepseek_v2": {**EXPERTS, **LATENT}, "deepseek_v3": {**EXPERTS, **LATENT},
     "deepseek_v32": {**EXPERTS, **INDEXED}, "glm_moe_dsa": {**EXPERTS, **INDEXED},
+    "axk2": {**{name: each for name, each in EXPERTS.items() if "group" not in name}, **INDEXED, "gated_norm_rank": 8},
     "mixtral": LOCAL, "qwen3_moe": {**EXPERTS, **HEADS}, "olmoe": EXPERTS, "flex_olmo": EXPERTS,
     "glm4_moe": {**EXPERTS, **HEADS}, "dots1": {**EXPERTS, **HEADS}, "hunyuan_v1_moe": HUNYUAN,
     "minimax_m2": {**HEADS, **LOCAL, "rotary_dim": 8}, "granitemoe": LOCAL,

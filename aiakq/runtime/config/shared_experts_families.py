@@ -138,6 +138,33 @@ SHARED_EXPERTS: dict[str, Family] = {
         unread=frozenset({"qk_head_dim", "head_dim", "index_share_for_mtp_iteration"}),
         kinds=_INDEXED_KINDS,
     ),
+    "axk2": Family(
+        llama_keys(
+            ("head_dim",),
+            **{
+                **_INDEXED,
+                "intermediate_size": 5120,
+                "moe_intermediate_size": 512,
+                "num_key_value_heads": 32,
+                "n_routed_experts": 128,
+                "kv_lora_rank": 128,
+                "q_lora_rank": 384,
+                "qk_rope_head_dim": 32,
+                "qk_nope_head_dim": 64,
+                "v_head_dim": 64,
+                "max_position_embeddings": 131072,
+                "index_n_heads": 16,
+                "gated_norm_rank": 16,
+                "n_group": None,
+                "topk_group": None,
+                "first_k_dense_replace": 1,
+            },
+        ),
+        aliases=_INDEXED_ALIASES,
+        fixed={**_INDEXED_FIXED, "indexer_rope_interleave": (False,)},
+        unread=frozenset({"qk_head_dim", "head_dim"}),
+        kinds=_INDEXED_KINDS,
+    ),
     "glm4_moe_lite": Family(
         llama_keys(
             ("head_dim",),

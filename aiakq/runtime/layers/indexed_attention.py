@@ -188,6 +188,7 @@ class IndexedLatentAttention(Attention):
     ) -> None:
         super().__init__(projection, output, spec, ops)
         self.rotary, self.indexer, self.top_k = rotary, indexer, top_k
+        self._sigmoid = ops.activation("sigmoid")
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """Return None, since several layers read the input."""
@@ -196,11 +197,10 @@ class IndexedLatentAttention(Attention):
     def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
         """x [T, hidden] and positions [T] int64 -> [T, hidden]; updates ``cache``, an IndexedCache."""
         assert isinstance(x, Tensor) and isinstance(cache, IndexedCache) and self.qkv.queries is not None
-        queries, latents, shared = self.qkv.projected(x)
-        low_rank = self.qkv.queries.normed(queries)
-        both = self.qkv.joined(self.qkv.queries.second(low_rank), latents, shared).unflatten(
-            1, (-1, self.spec.head_dim)
-        )
+        low_rank, latents, shared = self.qkv.projected(x)
+        normed = self.qkv.queries.normed(low_rank)
+        queries, gates = self.expanded(x, low_rank, normed)
+        both = self.qkv.joined(queries, latents, shared).unflatten(1, (-1, self.spec.head_dim))
         rotate(both, self.rotary, positions, context)
         keys = both[:, -1:]
         self._attention.write(keys, keys[..., -self.spec.value_dim :], cache.latents, context.slots)
@@ -208,9 +208,27 @@ class IndexedLatentAttention(Attention):
         if self.indexer is not None and cache.keys is not None:
             self.indexer.write(x, positions, cache.keys, context)
             if split is not None:
-                selected = self.indexer.select(x, low_rank, positions, cache.keys, context, split)
+                selected = self.indexer.select(x, normed, positions, cache.keys, context, split)
                 context.plans[_SELECTION] = selected
-        return self.output(self._attend(both[:, :-1], cache, context, split).flatten(1))
+        attended = self._attend(both[:, :-1], cache, context, split).flatten(1)
+        return self.output(attended) if gates is None else self._gated_output(attended, gates)
+
+    def expanded(self, x: Tensor, low_rank: Tensor, normed: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the queries [T, H * query], and gates [T, H * value] of the values or None.
+
+        x         hidden states [T, hidden].
+        low_rank  low-rank queries [T, rank], and the same behind their norm, ``normed``.
+        """
+        assert self.qkv.queries is not None
+        return self.qkv.queries.second(normed), None
+
+    def _gated_output(self, attended: Tensor, gates: Tensor) -> Tensor:
+        """Weighted sums of latents [T, H * latent], times the sigmoid of gates [T, H * value] as values ->
+        [T, hidden].
+        """
+        assert isinstance(self.output, LatentOutput)
+        both = torch.cat([gates, self.output.values(attended)], dim=1)
+        return self.output.output(self._sigmoid.gated(both, self.output.output.input_layout(len(both))))
 
     def _attend(self, query: Tensor, cache: IndexedCache, context: AttentionContext, split: _Split | None) -> Tensor:
         """Attention of query [T, H, D] -> [T, H, value_dim]."""
@@ -234,6 +252,19 @@ class IndexedLatentAttention(Attention):
             shape = (pages, page_size, self.indexer.size)
             keys = torch.zeros(shape, dtype=self._ops.dtype, device=self._ops.device)
         return IndexedCache.of(super().new_cache(pages, page_size, state_rows), keys)
+
+
+class FusedGateAttention(IndexedLatentAttention):
+    """Attention whose values are gated, with gates and queries from one layer that reads the low-rank queries before
+    and behind their norm (A.X K2).
+    """
+
+    def expanded(self, x: Tensor, low_rank: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """See IndexedLatentAttention: x [T, hidden], low_rank and normed [T, rank]."""
+        assert self.qkv.queries is not None
+        query, heads = self.qkv.sizes.query, self.qkv.sizes.heads
+        both = self.qkv.queries.second(torch.cat([normed, low_rank], dim=1)).unflatten(1, (heads, -1))
+        return both[..., :query].flatten(1), both[..., query:].flatten(1)
 
 
 def rotate(x: Tensor, tables: RotaryTables, positions: Tensor, context: AttentionContext) -> None:

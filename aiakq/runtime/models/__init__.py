@@ -60,6 +60,7 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
         "DeepseekV2ForCausalLM": "aiakq.runtime.models.deepseek",
         "DeepseekV3ForCausalLM": "aiakq.runtime.models.deepseek",
         "DeepseekV32ForCausalLM": "aiakq.runtime.models.deepseek_v32",
+        "AXK2ForCausalLM": "aiakq.runtime.models.axk2",
         "GlmMoeDsaForCausalLM": "aiakq.runtime.models.deepseek_v32",
         "BambaForCausalLM": "aiakq.runtime.models.bamba",
         "FalconH1ForCausalLM": "aiakq.runtime.models.falcon_h1",

@@ -28,10 +28,12 @@ class DeepseekV32Builder(DeepseekBuilder):
     """DeepSeek-V3.2: an index in every layer.
 
     interleaved_index  whether the index rotates pairs of adjacent elements, as attention does.
+    layer_class        class of the attention layers.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}
     interleaved_index = False
+    layer_class: type[IndexedLatentAttention] = IndexedLatentAttention
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -80,7 +82,7 @@ class DeepseekV32Builder(DeepseekBuilder):
         assert spec.rotary is not None
         indexer = self.indexer(layer, spec.rotary) if self._has_index[layer] else None
         without = replace(spec, rotary=None)
-        return IndexedLatentAttention(projection, output, without, self.ops, spec.rotary, indexer, self.top_k)
+        return self.layer_class(projection, output, without, self.ops, spec.rotary, indexer, self.top_k)
 
     def indexer(self, layer: int, rotary: RotaryTables) -> Indexer:
         """Return the index of a layer, whose weights per head stay float32 as in transformers."""

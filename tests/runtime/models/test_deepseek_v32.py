@@ -43,6 +43,7 @@ DEEPSEEK, GLM = "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
             "partial_rotary_factor",
         ),
+        ("AXK2ForCausalLM", {"n_group": 2, "topk_group": 1}, "n_group is 2"),
         (GLM, {"indexer_types": ["full", "shared"]}, "3 times one of full, shared"),
         (GLM, {"indexer_types": ["shared", "full", "full"]}, "its first layer has no index of its own"),
         (GLM, {"indexer_types": None, "index_topk_pattern": "FSX"}, "index_topk_pattern"),
