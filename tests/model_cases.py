@@ -191,7 +191,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "laguna": {
             **HEADS, **EXPERTS, **WINDOWS, **FREQUENCIES, **SPARSE, "num_attention_heads_per_layer": [2, 4, 4, 2],
         },
-        "hy_v4": {**INDEXED, "indexer_types": ["full", "shared"]},
+        "hy_v4": {**INDEXED, **INDEX, "indexer_types": ["full", "shared"]},
         "qwen4_exp_text": {
             **HEADS, **EXPERTS, **LINEAR, "layer_types": ["linear_attention", "indexed_attention"],
             "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 64,

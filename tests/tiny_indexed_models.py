@@ -17,5 +17,17 @@ _LATENT = {
 #: Enough index heads that no two scores are equal: transformers breaks ties in no stated order.
 _INDEX = {"index_topk": 8, "index_head_dim": 32, "index_n_heads": 16}
 INDEXED: dict[str, tuple[str, dict[str, Any]]] = {
+    "HYV4ForCausalLM": (
+        "hy_v4",
+        {
+            **_LATENT,
+            **_INDEX,
+            "num_hidden_layers": 3,
+            "indexer_types": ["full", "full", "shared"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "swiglu_limit": 0.5,
+            "learnable_sink_init": 0.3,
+        },
+    ),
     "AXK2ForCausalLM": ("axk2", {**_LATENT, **_INDEX, "gated_norm_rank": 16}),
 }

@@ -28,6 +28,7 @@ SIZES = {
 }  # fmt: skip
 HEADS = {"head_dim": 16}
 GPT2 = {"intermediate_size": 256, "num_key_value_heads": 4, "n_head": 4, "n_layer": 2, "n_embd": 64, "n_positions": 256}
+XGLM = {"d_model": 64, "attention_heads": 4, "num_layers": 2, "ffn_dim": 96}
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 1,
@@ -60,7 +61,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "mimo": {}, "olmo": {}, "olmo2": {}, "olmo3": {"sliding_window": 8}, "starcoder2": {}, "cohere": {}, "cohere2": {},
     "granite": {}, "phi": {}, "smollm3": {}, "exaone4": HEADS, "nemotron": {}, "persimmon": {}, "gpt_bigcode": {},
     "gpt_neox": {}, "helium": HEADS, "arcee": {}, "seed_oss": HEADS, "apertus": {}, "ernie4_5": HEADS,
-    "hunyuan_v1_dense": HEADS, "opt": {"ffn_dim": 96}, "gpt2": GPT2,
+    "hunyuan_v1_dense": HEADS, "opt": {"ffn_dim": 96}, "xglm": XGLM, "gpt2": GPT2,
     "gemma2": HEADS, "falcon": {"intermediate_size": 256},
     "bloom": {"n_head": 4, "n_layer": 2, "intermediate_size": 256, "num_key_value_heads": 4},
     "deepseek_v2": {**EXPERTS, **LATENT}, "deepseek_v3": {**EXPERTS, **LATENT},
@@ -122,7 +123,7 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
-    "recurrent_gemma": {"lru_width": 64, **HEADS},
+    "recurrent_gemma": {"lru_width": 64, **HEADS}, "hy_v4": {**EXPERTS, **INDEXED, "indexer_types": ["full", "full"]},
     "zamba2": {
         "layers_block_type": ["hybrid", "hybrid"], "num_key_value_heads": 4, "n_mamba_heads": 8, "adapter_rank": 16,
     },

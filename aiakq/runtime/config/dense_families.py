@@ -71,6 +71,18 @@ DENSE: dict[str, Family] = {
         fixed={"layer_norm_elementwise_affine": (True,)},
         rotary=False,
     ),
+    "xglm": Family(
+        {
+            "ffn_dim": 4096,
+            "max_position_embeddings": 2048,
+            "activation_function": "gelu",
+            "scale_embedding": True,
+            "tie_word_embeddings": True,
+        },
+        aliases={"d_model": "hidden_size", "attention_heads": "num_attention_heads", "num_layers": "num_hidden_layers"},
+        fixed={"add_cross_attention": (False,)},
+        rotary=False,
+    ),
     # With the spelling of speech.py; sizes of the encoder are checked where it is loaded.
     "whisper": Family(
         {

@@ -101,7 +101,8 @@ class Indexer:
     keys     projection from the hidden size to an index key.
     norm     layer norm of index keys.
     weights  projection from the hidden size to a weight per index head, float32.
-    rotary   tables that rotate the first elements of index queries and keys.
+    rotary   tables that rotate some elements of index queries and keys.
+    first_rotated  number of the first of these.
     """
 
     queries: LinearLayer
@@ -112,13 +113,14 @@ class Indexer:
     heads: int
     size: int
     top_k: int
+    first_rotated: int = 0
 
     def write(self, x: Tensor, positions: Tensor, cache: Tensor, context: AttentionContext) -> None:
         """Store the index keys of x [T, hidden] at positions [T] in ``cache`` [pages, P, D]."""
         keys = self.norm(self.keys(x))
         assert isinstance(keys, Tensor)
         keys = keys.view(len(x), 1, self.size)
-        rotate(keys, self.rotary, positions, context)
+        rotate(keys[..., self.first_rotated :], self.rotary, positions, context)
         cache.view(-1, self.size)[context.slots] = keys[:, 0]
 
     def select(
@@ -131,7 +133,7 @@ class Indexer:
         cache      index keys [pages, P, D].
         """
         queries = self.queries(low_rank).view(len(x), self.heads, self.size)
-        rotate(queries, self.rotary, positions, context)
+        rotate(queries[..., self.first_rotated :], self.rotary, positions, context)
         weights = self.weights(x.float()) * self.heads**-0.5
         slots = torch.cat([self._slots(part, queries, weights, cache, context.page_table) for part in split.parts])
         rows = len(slots)
@@ -172,6 +174,7 @@ class IndexedLatentAttention(Attention):
     rotary   tables for queries and keys; ``spec`` has none, because the layer itself rotates.
     indexer  selects positions; None for a layer that attends to those of the layer before it.
     top_k    number of positions that a query attends to at most.
+    gate     projection to gates of the values, or None.
     """
 
     qkv: LatentProjection
@@ -185,10 +188,11 @@ class IndexedLatentAttention(Attention):
         rotary: RotaryTables,
         indexer: Indexer | None,
         top_k: int,
+        gate: LinearLayer | None = None,
     ) -> None:
         super().__init__(projection, output, spec, ops)
         self.rotary, self.indexer, self.top_k = rotary, indexer, top_k
-        self._sigmoid = ops.activation("sigmoid")
+        self.gate, self._sigmoid = gate, ops.activation("sigmoid")
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """Return None, since several layers read the input."""
@@ -220,7 +224,7 @@ class IndexedLatentAttention(Attention):
         low_rank  low-rank queries [T, rank], and the same behind their norm, ``normed``.
         """
         assert self.qkv.queries is not None
-        return self.qkv.queries.second(normed), None
+        return self.qkv.queries.second(normed), None if self.gate is None else self.gate(x)
 
     def _gated_output(self, attended: Tensor, gates: Tensor) -> Tensor:
         """Weighted sums of latents [T, H * latent], times the sigmoid of gates [T, H * value] as values ->

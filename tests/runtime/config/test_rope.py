@@ -28,6 +28,7 @@ OTHERS = {
     "mamba2",
     "codegen",
     "gpt_neo",
+    "xglm",
 }
 
 

@@ -44,6 +44,8 @@ DEEPSEEK, GLM = "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"
             "partial_rotary_factor",
         ),
         ("AXK2ForCausalLM", {"n_group": 2, "topk_group": 1}, "n_group is 2"),
+        ("HYV4ForCausalLM", {"swiglu_limit": 0.0}, "swiglu_limit is 0.0"),
+        ("HYV4ForCausalLM", {"rope_interleave": True}, "rope_interleave"),
         (GLM, {"indexer_types": ["full", "shared"]}, "3 times one of full, shared"),
         (GLM, {"indexer_types": ["shared", "full", "full"]}, "its first layer has no index of its own"),
         (GLM, {"indexer_types": None, "index_topk_pattern": "FSX"}, "index_topk_pattern"),
