@@ -150,6 +150,9 @@ def _save_tiny(architecture: str, changes: dict[str, Any], folder: Path) -> Path
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from aiakq.runtime.hf.mimo import register_mimo
+
+    register_mimo()
     kind, numbers = TINY[architecture]
     config = AutoConfig.for_model(kind, **{**numbers, **changes})
     torch.manual_seed(0)

@@ -156,7 +156,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_topk": 2, "num_layers": 2,
         },
         "mamba": {}, "mamba2": {"num_heads": 8, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16},
-        "mellum": {**HEADS, **EXPERTS}, "minicpm3": LATENT, "minimax": {**HEADS, **EXPERTS, "block_size": 16},
+        "mellum": {**HEADS, **EXPERTS}, "mimo": HEADS, "minicpm3": LATENT,
+        "minimax": {**HEADS, **EXPERTS, "block_size": 16},
         "minimax_m2": {**HEADS, **EXPERTS, "rotary_dim": 16}, "ministral": {**HEADS, **WINDOW}, "ministral3": HEADS,
         "mistral": WINDOW, "mixtral": EXPERTS, "mpt": {"d_model": 128, "n_heads": 4, "n_layers": 2}, "nanochat": {},
         "nemotron": {},
@@ -190,7 +191,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "laguna": {
             **HEADS, **EXPERTS, **WINDOWS, **FREQUENCIES, **SPARSE, "num_attention_heads_per_layer": [2, 4, 4, 2],
         },
-        "hy_v4": {**INDEXED, "indexer_types": ["full", "shared"]},
+        "hy_v4": {**INDEXED, **INDEX, "indexer_types": ["full", "shared"]},
         "qwen4_exp_text": {
             **HEADS, **EXPERTS, **LINEAR, "layer_types": ["linear_attention", "indexed_attention"],
             "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 64,
@@ -210,7 +211,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
             **dict.fromkeys(SIZES.keys() - {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}, ...),
         },
-        "modernbert-decoder": {**WINDOWS, "local_attention": 16}, "axk2": INDEXED,
+        "modernbert-decoder": {**WINDOWS, "local_attention": 16}, "axk2": {**INDEXED, **INDEX},
         "cohere_compass_text": {**HEADS, **WINDOWS, **FREQUENCIES, "logit_scale": 0.25},
         "cpmant": {"dim_head": 32, "dim_ff": 256},
         "deepseek_v4": {

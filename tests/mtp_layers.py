@@ -19,6 +19,13 @@ QWEN = {
     "eh_proj": "fc",
     "shared_head.norm": "norm",
 }
+#: In that of MiMo.
+MIMO = {
+    "enorm": "token_layernorm",
+    "hnorm": "hidden_layernorm",
+    "eh_proj": "input_proj",
+    "shared_head.norm": "final_layernorm",
+}
 
 
 def write_model(longer: Path, folder: Path, own: bool = False, **changes: Tensor) -> MtpReference:
@@ -34,6 +41,11 @@ def write_model(longer: Path, folder: Path, own: bool = False, **changes: Tensor
 def is_qwen(folder: Path) -> bool:
     """Whether models like that in ``folder`` have the layout of Qwen3-Next."""
     return "qwen3" in json.loads((folder / "config.json").read_text())["model_type"]
+
+
+def is_mimo(folder: Path) -> bool:
+    """Whether the model in ``folder`` is a MiMo."""
+    return json.loads((folder / "config.json").read_text())["model_type"] == "mimo"
 
 
 def write_files(longer: Path, folder: Path, own: bool = False, **changes: Tensor) -> tuple[int, dict[str, Tensor]]:
@@ -68,6 +80,10 @@ def write_files(longer: Path, folder: Path, own: bool = False, **changes: Tensor
     if is_qwen(folder):
         tensors = {name.replace(layer, "mtp.layers.0."): tensor for name, tensor in tensors.items()}
         added = {f"mtp.{QWEN[name]}.weight": tensor for name, tensor in parts.items()}
+    elif is_mimo(folder):
+        mimo = "model.mtp_layers.0."
+        tensors = {name.replace(layer, mimo): tensor for name, tensor in tensors.items()}
+        added = {f"{mimo}{MIMO[name]}.weight": tensor for name, tensor in parts.items()}
     else:
         added = {f"{layer}{name}.weight": tensor for name, tensor in parts.items()}
     save_file(tensors | added, folder / "model.safetensors", {"format": "pt"})
@@ -82,7 +98,7 @@ class MtpReference:
         self._model, self._layer, self._parts = model, model.model.layers[count], parts
         model.model.layers = model.model.layers[:count]
         model.config.num_hidden_layers = count
-        self._is_qwen = is_qwen(longer)
+        self._is_qwen, self._is_mimo = is_qwen(longer), is_mimo(longer)
         model.eval()
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -90,7 +106,13 @@ class MtpReference:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (self._parts[name] + self._is_qwen)
 
     def hidden(self, tokens: list[int]) -> Tensor:
-        """The model's hidden states [T, hidden] behind its final norm."""
+        """The model's hidden states [T, hidden] behind its final norm, or before it for MiMo."""
+        if self._is_mimo:
+            found: list[Tensor] = []
+            hook = self._model.model.norm.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0][0]))
+            self._model.model(torch.tensor([tokens]))
+            hook.remove()
+            return found[0]
         return self._model.model(torch.tensor([tokens])).last_hidden_state[0]
 
     def step(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +121,8 @@ class MtpReference:
         embedding = self._parts.get("embed_tokens", model.model.embed_tokens.weight)
         embedded = embedding[tokens].clone()
         embedded[0] *= self._is_qwen
-        both = torch.cat([self._norm(embedded, "enorm"), self._norm(hidden, "hnorm")], -1)
+        parts = [self._norm(embedded, "enorm"), self._norm(hidden, "hnorm")]
+        both = torch.cat(parts[::-1] if self._is_mimo else parts, -1)
         x = (both @ self._parts["eh_proj"].T)[None]
         positions = torch.arange(T)[None]
         mask = torch.full((T, T), -torch.inf).triu(1)[None, None]

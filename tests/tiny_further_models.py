@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tiny_indexed_models import INDEXED
 from tiny_linear_models import LINEAR
 
 _SIZES = {
@@ -16,6 +17,15 @@ _ALPHA = {"rope_type": "dynamic", "rope_theta": 300.0, "alpha": 50.0, "factor": 
 SPREADS = {"Zamba2ForCausalLM": 0.7}
 FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     **LINEAR,
+    "XGLMForCausalLM": (
+        "xglm",
+        {
+            "vocab_size": 320, "d_model": 128, "num_layers": 2, "attention_heads": 4, "ffn_dim": 256,
+            "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+        },
+    ),
+    **INDEXED,
+    "MiMoForCausalLM": ("mimo", {**_SIZES, "head_dim": 48}),
     "Zamba2ForCausalLM": (
         "zamba2",
         {

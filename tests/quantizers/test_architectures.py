@@ -20,6 +20,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from aiakq.errors import AiakqError
 from aiakq.evaluation.scoring import load_for_scoring
 from aiakq.formats.checkpoint import Checkpoint
+from aiakq.runtime.hf.mimo import register_mimo
 
 SIZES = {
     "vocab_size": 259, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2,
@@ -27,6 +28,7 @@ SIZES = {
 }  # fmt: skip
 HEADS = {"head_dim": 16}
 GPT2 = {"intermediate_size": 256, "num_key_value_heads": 4, "n_head": 4, "n_layer": 2, "n_embd": 64, "n_positions": 256}
+XGLM = {"d_model": 64, "attention_heads": 4, "num_layers": 2, "ffn_dim": 96}
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 1,
@@ -56,14 +58,15 @@ INPUTS = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 259}
 #: Model type -> its config; what is written is served.
 SERVED: dict[str, dict[str, Any]] = {
     "llama": {}, "phi3": {}, "glm4": HEADS, "glm": HEADS, "gemma": HEADS, "gemma3_text": {**HEADS, "sliding_window": 8},
-    "olmo": {}, "olmo2": {}, "olmo3": {"sliding_window": 8}, "starcoder2": {}, "cohere": {}, "cohere2": {},
+    "mimo": {}, "olmo": {}, "olmo2": {}, "olmo3": {"sliding_window": 8}, "starcoder2": {}, "cohere": {}, "cohere2": {},
     "granite": {}, "phi": {}, "smollm3": {}, "exaone4": HEADS, "nemotron": {}, "persimmon": {}, "gpt_bigcode": {},
     "gpt_neox": {}, "helium": HEADS, "arcee": {}, "seed_oss": HEADS, "apertus": {}, "ernie4_5": HEADS,
-    "hunyuan_v1_dense": HEADS, "opt": {"ffn_dim": 96}, "gpt2": GPT2,
+    "hunyuan_v1_dense": HEADS, "opt": {"ffn_dim": 96}, "xglm": XGLM, "gpt2": GPT2,
     "gemma2": HEADS, "falcon": {"intermediate_size": 256},
     "bloom": {"n_head": 4, "n_layer": 2, "intermediate_size": 256, "num_key_value_heads": 4},
     "deepseek_v2": {**EXPERTS, **LATENT}, "deepseek_v3": {**EXPERTS, **LATENT},
     "deepseek_v32": {**EXPERTS, **INDEXED}, "glm_moe_dsa": {**EXPERTS, **INDEXED},
+    "axk2": {**{name: each for name, each in EXPERTS.items() if "group" not in name}, **INDEXED, "gated_norm_rank": 8},
     "mixtral": LOCAL, "qwen3_moe": {**EXPERTS, **HEADS}, "olmoe": EXPERTS, "flex_olmo": EXPERTS,
     "glm4_moe": {**EXPERTS, **HEADS}, "dots1": {**EXPERTS, **HEADS}, "hunyuan_v1_moe": HUNYUAN,
     "minimax_m2": {**HEADS, **LOCAL, "rotary_dim": 8}, "granitemoe": LOCAL,
@@ -120,7 +123,7 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
-    "recurrent_gemma": {"lru_width": 64, **HEADS},
+    "recurrent_gemma": {"lru_width": 64, **HEADS}, "hy_v4": {**EXPERTS, **INDEXED, "indexer_types": ["full", "full"]},
     "zamba2": {
         "layers_block_type": ["hybrid", "hybrid"], "num_key_value_heads": 4, "n_mamba_heads": 8, "adapter_rank": 16,
     },
@@ -151,6 +154,7 @@ def source(byte_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Cal
         if kind not in made:
             made[kind] = tmp_path_factory.mktemp(kind)
             torch.manual_seed(0)
+            register_mimo()
             sizes = {**SIZES, **config}
             hf_config = CONFIG_MAPPING[kind.partition(",")[0]](**sizes)
             model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)

@@ -28,14 +28,14 @@ def block_linears(block: nn.Module) -> dict[str, nn.Linear]:
     Routers and gates beside experts are left out: they determine where tokens go and with which weight, are small, and
     stay unquantized. So do gates with an output per head, of delta rules (Qwen3.5, OLMo-Hybrid) and attention (LFM3),
     of which files hold no tiles, the steps of Mamba, with whose weight transformers multiplies past the module, the
-    index of sparse attention (DeepSeek-V3.2), which is small and chooses the positions that attention reads, and
-    AltUp's coefficients (Gemma 3n).
+    index of sparse attention (DeepSeek-V3.2), which is small and chooses the positions that attention reads, the
+    low-rank gates inside norms (A.X K2), and AltUp's coefficients (Gemma 3n).
     """
     beside = {child: name for module in block.modules() if _routes(module) for name, child in module.named_children()}
     of_heads = {gate for module in block.modules() if (gate := _head_gate(module)) is not None}
     gates = of_heads.union(beside, *(module.modules() for module, name in beside.items() if name in ("gate", "router")))
     linears = _linears(block).items()
-    left_out = {"router", "indexer", "altup", *_RECURRENT_GATES}
+    left_out = {"router", "indexer", "altup", "input_layernorm", "post_attention_layernorm", *_RECURRENT_GATES}
     return {name: module for name, module in linears if module not in gates and left_out.isdisjoint(name.split("."))}
 
 

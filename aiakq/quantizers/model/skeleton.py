@@ -18,6 +18,7 @@ from aiakq.quantizers.model.wide_rows import widen
 from aiakq.runtime.config.encoder_families import encoder_of
 from aiakq.runtime.config.model import check_config, check_sizes
 from aiakq.runtime.config.speech import is_speech
+from aiakq.runtime.hf.mimo import register_mimo
 
 
 def says_tied(config: Mapping[str, object]) -> bool:
@@ -41,6 +42,7 @@ def skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[st
     if is_speech(first_architecture(config_json)):
         raise error("unsupported", what="Quantizing a model that transcribes audio", hint="Serve it as it is.")
     check_config(checked_decoder(config_json) if composite else config_json, len(checkpoint.inventory))
+    register_mimo()
     known = str(config_json.get("model_type")) in transformers.CONFIG_MAPPING
     if not known and not trust_remote_code:
         if config_json.get("auto_map"):

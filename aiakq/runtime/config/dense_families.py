@@ -42,6 +42,10 @@ DENSE: dict[str, Family] = {
     "qwen2": Family(
         llama_keys(intermediate_size=22016, num_key_value_heads=32, max_position_embeddings=32768, **QWEN_WINDOW)
     ),
+    "mimo": Family(
+        llama_keys(intermediate_size=22016, num_key_value_heads=32, max_position_embeddings=32768, **QWEN_WINDOW),
+        fixed={"attention_bias": (True,)},
+    ),
     "qwen3": Family(
         llama_keys(
             intermediate_size=22016,
@@ -65,6 +69,18 @@ DENSE: dict[str, Family] = {
             "tie_word_embeddings": True,
         },
         fixed={"layer_norm_elementwise_affine": (True,)},
+        rotary=False,
+    ),
+    "xglm": Family(
+        {
+            "ffn_dim": 4096,
+            "max_position_embeddings": 2048,
+            "activation_function": "gelu",
+            "scale_embedding": True,
+            "tie_word_embeddings": True,
+        },
+        aliases={"d_model": "hidden_size", "attention_heads": "num_attention_heads", "num_layers": "num_hidden_layers"},
+        fixed={"add_cross_attention": (False,)},
         rotary=False,
     ),
     # With the spelling of speech.py; sizes of the encoder are checked where it is loaded.

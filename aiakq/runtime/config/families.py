@@ -50,6 +50,8 @@ MODEL_TYPES: Mapping[str, str] = {
     "SeedOssForCausalLM": "seed_oss",
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "SolarOpenForCausalLM": "solar_open",
+    "HYV4ForCausalLM": "hy_v4",
+    "MiMoForCausalLM": "mimo",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "KimiLinearForCausalLM": "kimi_linear",
     "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",

@@ -284,7 +284,7 @@ def _first(raw: Mapping[str, object], *names: str) -> object:
 _LAYER = Constraint(type=int, low=0)
 _EPSILON = Constraint(type=float, above=0, high=math.nextafter(1, 0), expected="a number between 0 and 1")
 #: Model types for which transformers always uses one key-value head per query head.
-_UNSHARED_HEADS = frozenset({"bloom", "codegen", "gpt2", "gpt_neo", "gptj", "mpt", "opt"})
+_UNSHARED_HEADS = frozenset({"bloom", "codegen", "gpt2", "gpt_neo", "gptj", "mpt", "opt", "xglm"})
 
 
 def _kv_heads(raw: Mapping[str, object], stated: int, heads: int) -> int:

@@ -13,6 +13,7 @@ from aiakq.runtime.config import families, known_keys
 from aiakq.runtime.config.engine import EngineConfig
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.config.rope import is_nested
+from aiakq.runtime.hf.mimo import register_mimo
 from aiakq.runtime.models import FAMILIES
 
 
@@ -29,6 +30,7 @@ def read_transformers_config(config: EngineConfig) -> Any:
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
+    register_mimo()
     raw = dict(config.model.raw)
     if "auto_map" in raw:
         if not config.load.trust_remote_code:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from aiakq.errors import error
 from aiakq.kernels.ops import Ops
 from aiakq.kernels.ops.activation import Activation
+from aiakq.kernels.types import ActivationLayout, LinearInput
 
 #: Name in configs -> name of the function in kernels/ops/activation.py.
 _FUNCTIONS = {
@@ -33,3 +37,20 @@ def function_name(name: str) -> str:
         hint = f"Supported: {', '.join(_FUNCTIONS)}; or use --model-impl transformers."
         raise error("unsupported", what=what, hint=hint)
     return _FUNCTIONS[name]
+
+
+class ClampedActivation:
+    """An activation function of values of ``limit`` at most; what it gates is between -limit and limit."""
+
+    def __init__(self, inner: Activation, limit: float) -> None:
+        self._inner, self._limit = inner, limit
+
+    def __call__(self, x: Tensor, layout: ActivationLayout | None = None) -> LinearInput:
+        """x [M, I] -> [M, I]; see Activation."""
+        return self._inner(x.clamp(max=self._limit), layout)
+
+    def gated(self, x: Tensor, layout: ActivationLayout | None = None) -> LinearInput:
+        """x [M, 2 I] -> [M, I]; see Activation."""
+        gate, up = x.chunk(2, dim=1)
+        both = torch.cat([gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)], dim=1)
+        return self._inner.gated(both, layout)

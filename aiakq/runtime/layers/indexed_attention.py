@@ -101,7 +101,8 @@ class Indexer:
     keys     projection from the hidden size to an index key.
     norm     layer norm of index keys.
     weights  projection from the hidden size to a weight per index head, float32.
-    rotary   tables that rotate the first elements of index queries and keys.
+    rotary   tables that rotate some elements of index queries and keys.
+    first_rotated  number of the first of these.
     """
 
     queries: LinearLayer
@@ -112,13 +113,14 @@ class Indexer:
     heads: int
     size: int
     top_k: int
+    first_rotated: int = 0
 
     def write(self, x: Tensor, positions: Tensor, cache: Tensor, context: AttentionContext) -> None:
         """Store the index keys of x [T, hidden] at positions [T] in ``cache`` [pages, P, D]."""
         keys = self.norm(self.keys(x))
         assert isinstance(keys, Tensor)
         keys = keys.view(len(x), 1, self.size)
-        rotate(keys, self.rotary, positions, context)
+        rotate(keys[..., self.first_rotated :], self.rotary, positions, context)
         cache.view(-1, self.size)[context.slots] = keys[:, 0]
 
     def select(
@@ -131,7 +133,7 @@ class Indexer:
         cache      index keys [pages, P, D].
         """
         queries = self.queries(low_rank).view(len(x), self.heads, self.size)
-        rotate(queries, self.rotary, positions, context)
+        rotate(queries[..., self.first_rotated :], self.rotary, positions, context)
         weights = self.weights(x.float()) * self.heads**-0.5
         slots = torch.cat([self._slots(part, queries, weights, cache, context.page_table) for part in split.parts])
         rows = len(slots)
@@ -172,6 +174,7 @@ class IndexedLatentAttention(Attention):
     rotary   tables for queries and keys; ``spec`` has none, because the layer itself rotates.
     indexer  selects positions; None for a layer that attends to those of the layer before it.
     top_k    number of positions that a query attends to at most.
+    gate     projection to gates of the values, or None.
     """
 
     qkv: LatentProjection
@@ -185,9 +188,11 @@ class IndexedLatentAttention(Attention):
         rotary: RotaryTables,
         indexer: Indexer | None,
         top_k: int,
+        gate: LinearLayer | None = None,
     ) -> None:
         super().__init__(projection, output, spec, ops)
         self.rotary, self.indexer, self.top_k = rotary, indexer, top_k
+        self.gate, self._sigmoid = gate, ops.activation("sigmoid")
 
     def input_layout(self, m: int) -> ActivationLayout | None:
         """Return None, since several layers read the input."""
@@ -196,11 +201,10 @@ class IndexedLatentAttention(Attention):
     def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
         """x [T, hidden] and positions [T] int64 -> [T, hidden]; updates ``cache``, an IndexedCache."""
         assert isinstance(x, Tensor) and isinstance(cache, IndexedCache) and self.qkv.queries is not None
-        queries, latents, shared = self.qkv.projected(x)
-        low_rank = self.qkv.queries.normed(queries)
-        both = self.qkv.joined(self.qkv.queries.second(low_rank), latents, shared).unflatten(
-            1, (-1, self.spec.head_dim)
-        )
+        low_rank, latents, shared = self.qkv.projected(x)
+        normed = self.qkv.queries.normed(low_rank)
+        queries, gates = self.expanded(x, low_rank, normed)
+        both = self.qkv.joined(queries, latents, shared).unflatten(1, (-1, self.spec.head_dim))
         rotate(both, self.rotary, positions, context)
         keys = both[:, -1:]
         self._attention.write(keys, keys[..., -self.spec.value_dim :], cache.latents, context.slots)
@@ -208,9 +212,27 @@ class IndexedLatentAttention(Attention):
         if self.indexer is not None and cache.keys is not None:
             self.indexer.write(x, positions, cache.keys, context)
             if split is not None:
-                selected = self.indexer.select(x, low_rank, positions, cache.keys, context, split)
+                selected = self.indexer.select(x, normed, positions, cache.keys, context, split)
                 context.plans[_SELECTION] = selected
-        return self.output(self._attend(both[:, :-1], cache, context, split).flatten(1))
+        attended = self._attend(both[:, :-1], cache, context, split).flatten(1)
+        return self.output(attended) if gates is None else self._gated_output(attended, gates)
+
+    def expanded(self, x: Tensor, low_rank: Tensor, normed: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the queries [T, H * query], and gates [T, H * value] of the values or None.
+
+        x         hidden states [T, hidden].
+        low_rank  low-rank queries [T, rank], and the same behind their norm, ``normed``.
+        """
+        assert self.qkv.queries is not None
+        return self.qkv.queries.second(normed), None if self.gate is None else self.gate(x)
+
+    def _gated_output(self, attended: Tensor, gates: Tensor) -> Tensor:
+        """Weighted sums of latents [T, H * latent], times the sigmoid of gates [T, H * value] as values ->
+        [T, hidden].
+        """
+        assert isinstance(self.output, LatentOutput)
+        both = torch.cat([gates, self.output.values(attended)], dim=1)
+        return self.output.output(self._sigmoid.gated(both, self.output.output.input_layout(len(both))))
 
     def _attend(self, query: Tensor, cache: IndexedCache, context: AttentionContext, split: _Split | None) -> Tensor:
         """Attention of query [T, H, D] -> [T, H, value_dim]."""
@@ -234,6 +256,19 @@ class IndexedLatentAttention(Attention):
             shape = (pages, page_size, self.indexer.size)
             keys = torch.zeros(shape, dtype=self._ops.dtype, device=self._ops.device)
         return IndexedCache.of(super().new_cache(pages, page_size, state_rows), keys)
+
+
+class FusedGateAttention(IndexedLatentAttention):
+    """Attention whose values are gated, with gates and queries from one layer that reads the low-rank queries before
+    and behind their norm (A.X K2).
+    """
+
+    def expanded(self, x: Tensor, low_rank: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """See IndexedLatentAttention: x [T, hidden], low_rank and normed [T, rank]."""
+        assert self.qkv.queries is not None
+        query, heads = self.qkv.sizes.query, self.qkv.sizes.heads
+        both = self.qkv.queries.second(torch.cat([normed, low_rank], dim=1)).unflatten(1, (heads, -1))
+        return both[..., :query].flatten(1), both[..., query:].flatten(1)
 
 
 def rotate(x: Tensor, tables: RotaryTables, positions: Tensor, context: AttentionContext) -> None:

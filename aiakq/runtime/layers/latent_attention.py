@@ -133,4 +133,8 @@ class LatentOutput(LinearLayer):
     def __call__(self, x: LinearInput) -> Tensor:
         """x [T, H * latent] -> [T, hidden]."""
         assert isinstance(x, Tensor)
-        return self.output(self.expand(x.unflatten(1, (self.heads, -1))).flatten(1))
+        return self.output(self.values(x))
+
+    def values(self, x: Tensor) -> Tensor:
+        """x [T, H * latent] -> [T, H * value]."""
+        return self.expand(x.unflatten(1, (self.heads, -1))).flatten(1)

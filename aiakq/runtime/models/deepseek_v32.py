@@ -10,6 +10,7 @@ import torch
 
 from aiakq.errors import error
 from aiakq.formats.config_values import malformed
+from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.indexed_attention import IndexedLatentAttention, Indexer
@@ -18,9 +19,8 @@ from aiakq.runtime.models.decoder import Decoder, Weights
 from aiakq.runtime.models.deepseek import DeepseekBuilder
 from aiakq.runtime.models.mixture import size
 
-#: Epsilon of the norm of index keys, which config.json does not set.
-_INDEX_EPS = 1e-6
-_INDEX_KINDS = {"full": True, "shared": False, "F": True, "S": False}
+#: Kinds of layers in ``indexer_types`` -> whether they have an index of their own.
+INDEX_KINDS = {"full": True, "shared": False, "F": True, "S": False}
 _MLP_KINDS = {"dense": True, "sparse": False}
 
 
@@ -28,10 +28,14 @@ class DeepseekV32Builder(DeepseekBuilder):
     """DeepSeek-V3.2: an index in every layer.
 
     interleaved_index  whether the index rotates pairs of adjacent elements, as attention does.
+    layer_class        class of the attention layers.
+    index_eps          epsilon of the norm of index keys, which config.json does not set.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}
     interleaved_index = False
+    index_eps = 1e-6
+    layer_class: type[IndexedLatentAttention] = IndexedLatentAttention
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -80,7 +84,12 @@ class DeepseekV32Builder(DeepseekBuilder):
         assert spec.rotary is not None
         indexer = self.indexer(layer, spec.rotary) if self._has_index[layer] else None
         without = replace(spec, rotary=None)
-        return IndexedLatentAttention(projection, output, without, self.ops, spec.rotary, indexer, self.top_k)
+        gate = self.value_gate(layer)
+        return self.layer_class(projection, output, without, self.ops, spec.rotary, indexer, self.top_k, gate)
+
+    def value_gate(self, layer: int) -> LinearLayer | None:
+        """Return the projection to gates of the values of attention; None in families without."""
+        return None
 
     def indexer(self, layer: int, rotary: RotaryTables) -> Indexer:
         """Return the index of a layer, whose weights per head stay float32 as in transformers."""
@@ -92,7 +101,7 @@ class DeepseekV32Builder(DeepseekBuilder):
         return Indexer(
             queries=self.weights.linear(f"{prefix}.wq_b", heads * width, self.query_rank),
             keys=self.weights.linear(f"{prefix}.wk", width, D),
-            norm=self.ops.layer_norm(weight, bias, _INDEX_EPS),
+            norm=self.ops.layer_norm(weight, bias, self.index_eps),
             weights=self.ops.float_dense(of_heads),
             rotary=self.index_tables(rotary),
             heads=heads,
@@ -119,7 +128,7 @@ class GlmMoeDsaBuilder(DeepseekV32Builder):
         raw = self.raw
         for key in ("indexer_types", "index_topk_pattern"):
             if raw.get(key) is not None:
-                return self.listed(key, raw[key], _INDEX_KINDS)
+                return self.listed(key, raw[key], INDEX_KINDS)
         every, offset = max(raw["index_topk_freq"], 1), raw["index_skip_topk_offset"]
         return [max(layer - offset + 1, 0) % every == 0 for layer in range(self.config.num_layers)]
 

@@ -13,7 +13,7 @@ from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import REPLICATED, ExpertRole
 from aiakq.kernels.ops.routing import Routing
 from aiakq.runtime.config.model import ModelConfig
-from aiakq.runtime.layers.activation import activation
+from aiakq.runtime.layers.activation import ClampedActivation, activation
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.decoder import Weights
 
@@ -41,6 +41,7 @@ class Mixture:
     width    intermediate size of an expert.
     routing  selection of experts.
     router   name of the router in the module.
+    limit    bound of gates and of what they are multiplied with, see ClampedActivation; None for no bound.
     """
 
     prefix: str
@@ -50,11 +51,13 @@ class Mixture:
     width: int
     routing: Routing
     router: str = "gate"
+    limit: float | None = None
 
     def build(self, config: ModelConfig, weights: Weights) -> SparseMLP:
         """Build router and experts from one tensor per projection, or fused tensors. Raises ``model_malformed``."""
         check_routing(self.routing.top_k, self.count)
         D, act = config.hidden_size, activation(config.activation, weights.ops)
+        act = act if self.limit is None else ClampedActivation(act, self.limit)
         fused = weights.has(f"{self.inside}.experts.gate_up_proj")
         prefix = self.inside if fused else self.prefix
         if fused:

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases in the QKV projection."""
+"""Qwen2, Qwen2.5 and MiMo: Llama with biases in the QKV projection."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class Qwen2Builder(DecoderBuilder):
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:
-    """Qwen2ForCausalLM from ``weights``."""
+    """Qwen2ForCausalLM or MiMoForCausalLM from ``weights``."""
     return Qwen2Builder(config, weights).build()

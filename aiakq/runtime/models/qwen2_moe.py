@@ -60,9 +60,11 @@ def mixture(config: ModelConfig, layer: int, normalizes: bool = False) -> Mixtur
     )
 
 
-def gated(config: ModelConfig, weights: Weights, prefix: str, width: int, bias: bool = False) -> GatedMLP:
-    """Return the gated MLP at ``prefix`` with intermediate size ``width``."""
-    D, parts = config.hidden_size, [(f"{prefix}.gate_proj", width), (f"{prefix}.up_proj", width)]
+def gated(
+    config: ModelConfig, weights: Weights, prefix: str, width: int, bias: bool = False, gate: str = "gate_proj"
+) -> GatedMLP:
+    """Return the gated MLP at ``prefix`` with intermediate size ``width``; ``gate`` names its gate projection."""
+    D, parts = config.hidden_size, [(f"{prefix}.{gate}", width), (f"{prefix}.up_proj", width)]
     down = weights.linear(f"{prefix}.down_proj", D, width, bias=bias, role=ROW)
     gate_up = weights.stacked(parts, D, bias=bias, role=Column(down, "gu"))
     return GatedMLP(gate_up, down, activation(config.activation, weights.ops))

@@ -25,11 +25,13 @@ class SharedExpertsBuilder(DecoderBuilder):
     defaults      default values of settings that are missing in config.json.
     experts_name  name of the module with router and experts.
     expert_names  names of an expert's gate, up and down projection.
+    expert_limit  bound inside the experts, see Mixture.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {"first_k_dense_replace": 1}
     experts_name: ClassVar[str] = "mlp"
     expert_names: ClassVar[tuple[str, str, str]] = ("gate_proj", "up_proj", "down_proj")
+    expert_limit: float | None = None
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
@@ -42,10 +44,15 @@ class SharedExpertsBuilder(DecoderBuilder):
             return super().mlp(layer)
         count, width = size(raw, "n_routed_experts"), size(raw, "moe_intermediate_size")
         routing = self.routing(f"{prefix}.gate", count)
-        sparse = Mixture(prefix, prefix, self.expert_names, count, width, routing).build(config, self.weights)
+        mixture = Mixture(prefix, prefix, self.expert_names, count, width, routing, limit=self.expert_limit)
+        sparse = mixture.build(config, self.weights)
         shared = width * (raw.get("n_shared_experts") or 1)
-        sparse.shared = gated(config, self.weights, f"{prefix}.shared_experts", shared, self.mlp_bias)
+        sparse.shared = self.shared_experts(f"{prefix}.shared_experts", shared)
         return sparse
+
+    def shared_experts(self, name: str, width: int) -> MLP:
+        """Return the module ``name`` with the shared experts, which are one MLP with an intermediate size ``width``."""
+        return gated(self.config, self.weights, name, width, self.mlp_bias)
 
     def is_dense(self, layer: int) -> bool:
         """Whether a layer has a dense MLP."""

@@ -13,7 +13,7 @@ NO_DRAFTS = "there are no drafts of this kind; answers are the same without, onl
 _METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 _DRAFT_METHODS = (
     *("ngram", "suffix", "draft_model", "eagle3"),
-    *("mtp", "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"),
+    *("mtp", "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "mimo_mtp"),
 )
 
 

@@ -14,6 +14,7 @@ from aiakq.errors import AiakqError
 from aiakq.runtime.config.family_keys import REQUIRED
 from aiakq.runtime.config.known_keys import FAMILIES, WITHOUT_EFFECT, completed, without_effect
 from aiakq.runtime.config.model import ModelConfig
+from aiakq.runtime.hf.mimo import register_mimo
 from aiakq.runtime.models import ARCHITECTURES
 
 LLAMA: dict[str, Any] = {
@@ -46,6 +47,7 @@ def test_the_table_of_a_family_is_that_of_transformers_class(kind: str) -> None:
     """A key that a new version of transformers adds has to be decided on: computed with, fixed or without effect."""
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
+    register_mimo()
     family, cls = FAMILIES[kind], CONFIG_MAPPING[kind]
     common = {each.name for each in dataclasses.fields(PretrainedConfig)}
     of_class: dict[str, Any] = {}
@@ -283,6 +285,7 @@ def test_what_transformers_saves_is_understood(architecture: str) -> None:
     """Its files have the derived values and the defaults of all keys."""
     from transformers import CONFIG_MAPPING
 
+    register_mimo()
     kind, values = TINY[architecture]
     saved = json.loads(CONFIG_MAPPING[kind](**values).to_json_string(use_diff=False))
     assert ModelConfig.from_hf({**saved, "architectures": [architecture]}).architecture == architecture
@@ -320,3 +323,21 @@ def test_a_switch_of_qwens_authors_is_read_if_it_is_off() -> None:
     assert ModelConfig.from_hf({**raw, "use_mrope": False}).num_layers == 2
     with pytest.raises(AiakqError, match="use_mrope = True"):
         ModelConfig.from_hf({**raw, "use_mrope": True})
+
+
+def test_mimos_file_is_read_as_its_authors_class_computes_it() -> None:
+    """A published file, with smaller sizes: attention_bias is what Qwen2's class computes anyway."""
+    raw = {
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "mimo",
+        "auto_map": {"AutoConfig": "configuration_mimo.X"},
+    }
+    raw |= {"attention_bias": True, "attention_dropout": 0.0, "head_dim": 16, "hidden_act": "silu", "hidden_size": 64}
+    raw |= {"intermediate_size": 96, "max_position_embeddings": 32768, "max_window_layers": 36, "rms_norm_eps": 1e-5}
+    raw |= {"num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "num_nextn_predict_layers": 1}
+    raw |= {"rope_scaling": None, "rope_theta": 640000, "sliding_window": None, "tie_word_embeddings": False}
+    raw |= {"use_cache": True, "use_mrope": False, "use_sliding_window": False, "vocab_size": 320}
+    model = ModelConfig.from_hf(raw)
+    assert model.rope["rope_theta"] == 640000 and model.layer_kinds == ("full_attention",) * 2
+    with pytest.raises(AiakqError, match="attention_bias = False"):
+        ModelConfig.from_hf({**raw, "attention_bias": False})

@@ -10,6 +10,7 @@ from transformers import CONFIG_MAPPING
 
 from aiakq.errors import AiakqError
 from aiakq.runtime.config.rope import rope_parameters
+from aiakq.runtime.hf.mimo import register_mimo
 
 #: Their positions are not rotary, or have no base in their config.
 OTHERS = {
@@ -27,6 +28,7 @@ OTHERS = {
     "mamba2",
     "codegen",
     "gpt_neo",
+    "xglm",
 }
 
 
@@ -39,6 +41,7 @@ def bases(rope: dict[str, Any]) -> set[tuple[str, float]]:
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in TINY.values()} - OTHERS))
 def test_what_a_file_leaves_out_is_what_its_class_has(kind: str) -> None:
+    register_mimo()
     assert bases(rope_parameters({"model_type": kind})) == bases(CONFIG_MAPPING[kind]().rope_parameters)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.runtime.hf.mimo import register_mimo
 from aiakq.runtime.models import ARCHITECTURES
 from aiakq.runtime.models.decoder import Decoder
 
@@ -65,6 +66,7 @@ def save(name: str, folder: Path, tokenizer: Any) -> None:
     """A random model of the case ``name`` with its tokenizer."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+    register_mimo()
     kind, config = CASES[name]
     keys = {key: value for key, value in {**SIZES, **config}.items() if value is not ...}
     torch.manual_seed(0)

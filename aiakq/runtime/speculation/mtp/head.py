@@ -32,8 +32,8 @@ class MtpHead(DraftHead):
     embedding_norm, hidden_norm  of the two.
     copy            a Scaling that changes nothing.
     token_embedding  of the target model, or its own.
-    masks_first     see MtpLayout.
-    target_norm     final norm of the target model; None until it is known.
+    masks_first, hidden_first  see MtpLayout.
+    target_norm     final norm of the target model; None if the layer reads hidden states before it.
     """
 
     fc: LinearLayer
@@ -42,13 +42,13 @@ class MtpHead(DraftHead):
     copy: Scaling
     token_embedding: EmbeddingLayer
     masks_first: bool
+    hidden_first: bool
     target_norm: Norm | None = None
 
     def fuse(self, aux_hidden_states: list[Tensor]) -> Tensor:
-        """The target model's last hidden states [T, hidden] before its final norm -> [T, hidden] behind it."""
+        """The target model's last hidden states [T, hidden] before its final norm -> those [T, hidden] to read."""
         [states] = aux_hidden_states
-        assert self.target_norm is not None
-        return plain(self.target_norm(states))
+        return states if self.target_norm is None else plain(self.target_norm(states))
 
     def stage_input(self, step: ModelInput, states: Tensor) -> StageOutput:
         """See DraftHead: states [T, hidden], and the embeddings [T, hidden] of the tokens of ``step``."""
@@ -65,8 +65,10 @@ class MtpHead(DraftHead):
         states, embedded = step.hidden.x, step.hidden.residual
         width = embedded.shape[1]
         both = torch.empty(len(embedded), 2 * width, dtype=embedded.dtype, device=embedded.device)
-        self.copy(plain(self.embedding_norm(embedded)), out=both[:, :width])
-        self.copy(plain(self.hidden_norm(states)), out=both[:, width:])
+        left, right = both[:, :width], both[:, width:]
+        of_embedding, of_hidden = (right, left) if self.hidden_first else (left, right)
+        self.copy(plain(self.embedding_norm(embedded)), out=of_embedding)
+        self.copy(plain(self.hidden_norm(states)), out=of_hidden)
         x, residual = block(self.fc(both), None, step.positions, cache, step.context)
         x = self._select_rows(x, step.logit_rows)
         residual = None if residual is None else self._select_rows(residual, step.logit_rows)
@@ -113,4 +115,5 @@ def build_head(
         copy=weights.ops.scaling(),
         token_embedding=embedding,
         masks_first=layout.masks_first,
+        hidden_first=layout.hidden_first,
     )

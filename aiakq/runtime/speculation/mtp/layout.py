@@ -14,12 +14,14 @@ class MtpLayout:
     """Names of the parts of the layer.
 
     layer           prefix of its decoder layer.
-    fc              projection of token embedding and hidden state, side by side in this order.
+    fc              projection of token embedding and hidden state, side by side.
     embedding_norm, hidden_norm  RMS norms of the two.
     norm            RMS norm before the output layer.
     embedding, head  its own copies of the target model's, which need not be there.
     norm_offset     what is added to the weights of the norms.
     masks_first     whether the token embedding at position 0 is zero, as in vLLM.
+    hidden_first    whether the hidden state is on the left of the embedding.
+    before_norm     whether the target model's hidden states are those before its final norm, as in vLLM.
     """
 
     layer: str
@@ -31,6 +33,8 @@ class MtpLayout:
     head: str
     norm_offset: int = 0
     masks_first: bool = False
+    hidden_first: bool = False
+    before_norm: bool = False
 
     def renamed(self, config: ModelConfig) -> Mapping[str, str]:
         """Names of modules that the family's builder asks for, for the last layer of ``config`` -> those in files."""
@@ -43,10 +47,10 @@ class MtpLayout:
 
 
 def layouts(num_layers: int) -> tuple[MtpLayout, ...]:
-    """The published layouts, for a model of ``num_layers``: that of DeepSeek-V3, GLM-4.5 and their descendants, and
-    that of Qwen3-Next and Qwen3.5.
+    """The published layouts, for a model of ``num_layers``: that of DeepSeek-V3, GLM-4.5 and their descendants, that of
+    Qwen3-Next and Qwen3.5, and that of MiMo.
     """
-    layer = f"model.layers.{num_layers}"
+    layer, mimo = f"model.layers.{num_layers}", "model.mtp_layers.0"
     return (
         MtpLayout(
             layer=layer,
@@ -67,6 +71,18 @@ def layouts(num_layers: int) -> tuple[MtpLayout, ...]:
             embedding="mtp.embed_tokens",
             head="mtp.lm_head",
             norm_offset=1,
+        ),
+        MtpLayout(
+            layer=mimo,
+            fc=f"{mimo}.input_proj",
+            embedding_norm=f"{mimo}.token_layernorm",
+            hidden_norm=f"{mimo}.hidden_layernorm",
+            norm=f"{mimo}.final_layernorm",
+            embedding=f"{mimo}.embed_tokens",
+            head=f"{mimo}.lm_head",
+            masks_first=True,
+            hidden_first=True,
+            before_norm=True,
         ),
     )
 

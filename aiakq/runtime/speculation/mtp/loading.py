@@ -44,7 +44,7 @@ def load(config: EngineConfig, target: Model, load_model: Callable[[EngineConfig
     layout = layout_of(weights, config.model.num_layers)
     assert layout is not None
     head = build_head(draft.model, layout, weights, _shared(config, target))
-    head.target_norm = target.norm
+    head.target_norm = None if layout.before_norm else target.norm
     target.return_hidden_states((config.model.num_layers,))
     return head
 

@@ -31,6 +31,7 @@ PROMPT = [7, 300, 21, 5, 90, 41, 7, 300, 8, 111, 4, 77, 250]
 LONGER: dict[str, dict[str, Any]] = {
     "DeepseekV3ForCausalLM": {"num_hidden_layers": 3},
     "Glm4MoeForCausalLM": {"num_hidden_layers": 4},
+    "MiMoForCausalLM": {"num_hidden_layers": 3},
     "Glm4MoeLiteForCausalLM": {"num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     **{
         f"Qwen3{name}ForCausalLM": {
