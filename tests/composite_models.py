@@ -69,6 +69,14 @@ COMPOSITE: dict[str, dict[str, Any]] = {
         "vision_config": {**_QWEN3_TOWER, "deepstack_visual_indexes": [0]},
         **_QWEN,
     },
+    "qwen3_vl_moe": {
+        "text_config": {
+            **{"model_type": "qwen3_vl_moe_text", "num_experts": 4, "num_experts_per_tok": 2},
+            **{"moe_intermediate_size": 32, **_HEADS, **_SECTIONS},
+        },
+        "vision_config": {**_QWEN3_TOWER, "deepstack_visual_indexes": [0]},
+        **_QWEN,
+    },
     "qwen3_5": {
         "text_config": {"model_type": "qwen3_5_text", **_HEADS, **_DELTA_RULE},
         "vision_config": {**_QWEN3_TOWER, "deepstack_visual_indexes": []},

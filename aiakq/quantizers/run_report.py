@@ -13,7 +13,7 @@ from aiakq.formats.steps import CommittedStep
 from aiakq.quantizers.model.composite import pipeline_tag, predicts_text
 from aiakq.quantizers.model.experts import ExpertTokens, expert_warnings
 from aiakq.quantizers.prepared import DTYPE_WORDS, Prepared
-from aiakq.quantizers.recipe import Recipe
+from aiakq.quantizers.readers import gaps
 from aiakq.quantizers.recipe_file import recipe_document
 from aiakq.quantizers.report import card
 from aiakq.quantizers.report.page import html_page
@@ -37,7 +37,7 @@ def build_report(
     experts = [ExpertTokens(**entry) for step in steps for entry in step.note["experts"]]
     dropped = max((step.note["dropped"] for step in steps), default=0)
     size, weights = quantized_size(writer.steps, prepared.head)
-    samples = prepared.samples
+    samples, unread = prepared.samples, gaps(prepared.model, spec)
     return QuantizeReport(
         input=prepared.options.input,
         output=str(writer.output),
@@ -60,7 +60,7 @@ def build_report(
         images=0 if samples is None or samples.images is None else samples.images.num_images,
         tokens=0 if samples is None else samples.tokens,
         dropped_tokens=dropped,
-        smooth_alpha=_smooth_alpha(prepared.recipe),
+        smooth_alpha=_smooth_alpha(prepared),
         seed=prepared.options.seed,
         version=aiakq.__version__,
         verified=sum(len(step.note["linears"]) for step in steps),
@@ -68,7 +68,8 @@ def build_report(
         created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         command=command_line(prepared.options),
         recipe=recipe_document(prepared.options, prepared.recipe, prepared.spec.activation_bits),
-        own_linears=prepared.model.has_own_linears,
+        not_in_transformers=unread.transformers,
+        not_in_vllm=unread.vllm,
         padded=dict(prepared.cut.widths),
         predicts_text=predicts_text(prepared.checkpoint.config),
         lora=None if prepared.model.adapter is None else prepared.model.adapter.name,
@@ -184,9 +185,9 @@ def write_report(
     writer.add_json(REPORT_FILE, report.document())
 
 
-def _smooth_alpha(recipe: Recipe) -> float | None:
+def _smooth_alpha(prepared: Prepared) -> float | None:
     """Return the smoothing strength, if there is one for the whole model."""
-    smooth = recipe.transform("smooth_quant")
+    smooth = prepared.recipe.transform("smooth_quant")
     alpha = smooth.document()["alpha"] if smooth is not None else None
     return alpha if isinstance(alpha, float) else None
 

@@ -68,6 +68,9 @@ SERVED: dict[str, dict[str, Any]] = {
     "deepseek_v32": {**EXPERTS, **INDEXED}, "glm_moe_dsa": {**EXPERTS, **INDEXED},
     "axk2": {**{name: each for name, each in EXPERTS.items() if "group" not in name}, **INDEXED, "gated_norm_rank": 8},
     "mixtral": LOCAL, "qwen3_moe": {**EXPERTS, **HEADS}, "olmoe": EXPERTS, "flex_olmo": EXPERTS,
+    "llama4_text": {
+        **HEADS, **LOCAL, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2, "attention_chunk_size": 24,
+    },
     "glm4_moe": {**EXPERTS, **HEADS}, "dots1": {**EXPERTS, **HEADS}, "hunyuan_v1_moe": HUNYUAN,
     "minimax_m2": {**HEADS, **LOCAL, "rotary_dim": 8}, "granitemoe": LOCAL,
     "granitemoeshared": {**LOCAL, "shared_intermediate_size": 32}, "phimoe": LOCAL, "ernie4_5_moe": ERNIE,
@@ -131,7 +134,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi, latent attention.
 SHARE = {
-    ("olmoe", "awq"), ("phimoe", "awq"), ("granitemoe", "gptq"), ("glm4_moe", "smooth_quant"),
+    ("olmoe", "awq"), ("phimoe", "awq"), ("granitemoe", "gptq"), ("llama4_text", "gptq"), ("glm4_moe", "smooth_quant"),
     ("gpt2", "gptq"), ("bloom", "awq"), ("deepseek_v3", "gptq"), ("falcon_h1", "weight_only_int8"),
     ("olmo_hybrid", "weight_only_int8"),
     ("diffllama", "weight_only_int8"),
@@ -191,6 +194,11 @@ def in_transformers(output: Path, folder: Path, dense: Callable[..., Tensor]) ->
         fuse(tensors, config.num_hidden_layers, config.num_local_experts)
     if config.model_type == "gemma4_text" and config.enable_moe_block:
         fuse(tensors, config.num_hidden_layers, config.num_experts, "", ("experts.gate_up_proj", "experts.down_proj"))
+    if config.model_type == "llama4_text":
+        names = ("experts.gate_up_proj", "experts.down_proj")
+        fuse(tensors, config.num_hidden_layers, config.num_local_experts, ".feed_forward", names)
+        for name in [name for name in tensors if name.endswith(names)]:
+            tensors[name] = tensors[name].mT  # [E, K, N]
     if config.model_type == "gpt2":
         for name in checkpoint.quantized_linears():
             tensors[f"{name}.weight"] = tensors[f"{name}.weight"].T
@@ -208,6 +216,8 @@ def fuse(
 ) -> None:  # fmt: skip
     """Granite's and Gemma 4's checkpoints hold experts as one tensor."""
     for at in [f"model.layers.{layer}{module}" for layer in range(layers)]:
+        if f"{at}.experts.0.down_proj.weight" not in tensors:
+            continue
 
         def all_of(name: str, at: str = at) -> Tensor:
             return torch.stack([tensors.pop(f"{at}.experts.{number}.{name}.weight") for number in range(experts)])

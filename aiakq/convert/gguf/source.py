@@ -19,7 +19,14 @@ from aiakq.formats.decoded_weight import DecodedWeight, as_floats
 from aiakq.formats.dequantized import is_transposed
 from aiakq.formats.gguf.encoding import encode
 from aiakq.formats.gguf_model import FAMILIES
-from aiakq.formats.gguf_model.written import FileTensor, GGUFFamily, file_of, file_tensors
+from aiakq.formats.gguf_model.written import (
+    ExpertPart,
+    FileTensor,
+    GGUFFamily,
+    expert_parts,
+    file_of,
+    file_tensors,
+)
 from aiakq.formats.left_out import beside_model, is_cache_scale, is_computed, prediction_layers
 from aiakq.formats.model_folder import some_of
 from aiakq.formats.separate_head import separate_head
@@ -46,6 +53,8 @@ class GGUFSource:
 
     def __post_init__(self) -> None:
         self.changes: dict[str, str] = {}
+        self._parts: dict[str, ExpertPart] = {}
+        self._experts: tuple[str, Tensor] | None = None
 
     @cached_property
     def architecture(self) -> str:
@@ -82,16 +91,22 @@ class GGUFSource:
         for each in self.linears.values():
             packed |= {name for suffix, name in checkpoint.linear_tensors(each.name).items() if suffix != "bias"}
         tied = self.model.tie_word_embeddings and not separate_head(checkpoint)
-        return {
+        found = {
             self.usual(name): name
             for name in checkpoint.inventory
             if name not in packed and name not in checkpoint.beside_text and not (tied and name.startswith(_HEAD))
         }
+        shapes = {name: tuple(checkpoint.inventory[name].shape) for name in found.values()}
+        self._parts = expert_parts(str(self.model.raw.get("model_type")), found, shapes)
+        split = {part.stored for part in self._parts.values()}
+        whole = {usual: name for usual, name in found.items() if name not in split}
+        return whole | {usual: part.stored for usual, part in self._parts.items()}
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Every tensor, by its usual name -> its shape in a checkpoint of floats."""
         found = {name: tuple(self.checkpoint.inventory[own].shape) for name, own in self._floats.items()}
+        found |= {name: part.shape for name, part in self._parts.items()}
         for name, each in self.linears.items():
             found[name] = (each.k, each.n) if self._is_transposed(name) else (each.n, each.k)
         return found
@@ -151,7 +166,12 @@ class GGUFSource:
         """Return a tensor as floats, as a checkpoint of floats stores it; a packed linear in float32."""
         linear = self.linears.get(name)
         if linear is None:
-            return self.checkpoint.checked_tensor(self._floats[name])
+            stored, part = self._floats[name], self._parts.get(name)
+            if part is None:
+                return self.checkpoint.checked_tensor(stored)
+            if self._experts is None or self._experts[0] != stored:  # experts of one tensor are asked for in a row
+                self._experts = stored, self.checkpoint.checked_tensor(stored)
+            return part.of(self._experts[1])
         values = as_floats(self._weight(linear))
         return values.T.contiguous() if self._is_transposed(name) else values
 

@@ -42,6 +42,7 @@ EXPERTS: Table = {
     "ffn_down_exps": StackedExperts(_PARTS[2]),
     "ffn_gate_up_exps": ExpertHalves(*_PARTS[:2]),
 }
+_LLAMA4_PARTS = tuple(f"feed_forward.experts.{{expert}}.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
 _MIXTRAL_PARTS = tuple(f"block_sparse_moe.experts.{{expert}}.{name}" for name in ("w1", "w3", "w2"))
 _MIXTRAL: Table = {
     **NORMS,
@@ -408,11 +409,9 @@ SPARSE: dict[str, GGUFFamily] = {
             "ffn_up": "feed_forward.up_proj",
             "ffn_down": "feed_forward.down_proj",
             "ffn_gate_inp": "feed_forward.router",
-            "ffn_gate_exps": Combined(
-                "feed_forward.experts.gate_up_proj", "ffn_up_exps", columns, column_halves, bias=True
-            ),
-            "ffn_up_exps": Unread(),
-            "ffn_down_exps": Combined("feed_forward.experts.down_proj", "", transposed, transposed_back, bias=True),
+            "ffn_gate_exps": StackedExperts(_LLAMA4_PARTS[0]),
+            "ffn_up_exps": StackedExperts(_LLAMA4_PARTS[1]),
+            "ffn_down_exps": StackedExperts(_LLAMA4_PARTS[2]),
             "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
             "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
             "ffn_down_shexp": "feed_forward.shared_expert.down_proj",

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from aiakq.formats.gguf.file import GGUFFile
+from aiakq.formats.gguf_model.expert_parts import ExpertPart, expert_parts
 from aiakq.formats.gguf_model.family import GGUFFamily, Shapes
 from aiakq.formats.gguf_model.rules import Original, Plain, Stored
 from aiakq.formats.gguf_model.sources import TensorSource
 from aiakq.formats.gguf_model.tensors import ModelTensors
 
-__all__ = ["FilePart", "FileTensor", "GGUFFamily", "GGUFFile", "file_of", "file_tensors"]
+__all__ = ["ExpertPart", "FilePart", "FileTensor", "GGUFFamily", "GGUFFile", "expert_parts", "file_of", "file_tensors"]
 _SUFFIXES = ("weight", "bias")
 
 

@@ -13,12 +13,10 @@ from aiakq.runtime.models import ARCHITECTURES
 #: model_type of models whose decoder, given text alone, was compared with the language model that it is.
 COMPARED = frozenset(
     {
-        *("gemma3", "gemma4", "idefics3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_audio", "qwen2_vl"),
-        *("qwen3_5", "qwen3_5_moe", "qwen3_vl", "smolvlm", "voxtral"),
+        *("gemma3", "gemma4", "idefics3", "internvl", "llama4", "llava", "mistral3", "qwen2_5_vl", "qwen2_audio"),
+        *("qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "voxtral"),
     }
 )
-#: Others, and why not.
-_REFUSED = {"llama4": "transformers reads its experts one by one then, and aiakq leaves them in one tensor"}
 _TEXT = "text-generation"
 
 
@@ -56,8 +54,6 @@ def checked_decoder(config: Mapping[str, object]) -> dict[str, object]:
     outer, kind = str(config.get("model_type")), inside.get("model_type")
     if first_architecture(inside) not in ARCHITECTURES:
         raise _unsupported(outer, f"aiakq has no native model for its decoder, {kind!s:.80}")
-    if outer in _REFUSED:
-        raise _unsupported(outer, _REFUSED[outer])
     if outer not in COMPARED:
         raise _unsupported(outer, f"its decoder, {kind!s:.80}, was never compared with the language model of that name")
     return inside

@@ -35,8 +35,8 @@ class Experts(SeparateExperts):
     matrices    number of [K, K] matrices that a method accumulates for every input.
     """
 
-    def __init__(self, experts: Iterable[nn.Module], zero_experts: int = 0) -> None:
-        super().__init__(experts, zero_experts=zero_experts)
+    def __init__(self, experts: Iterable[nn.Module], zero_experts: int = 0, weigh_inputs: bool = False) -> None:
+        super().__init__(experts, zero_experts=zero_experts, weigh_inputs=weigh_inputs)
         self.everywhere: frozenset[int] = frozenset()
         self.tracing = False
         self.counts: Tensor | None = None
@@ -54,6 +54,8 @@ class Experts(SeparateExperts):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [T, K], selected experts [T, A] int64 and their weights [T, A] -> [T, K]."""
         self.selected, self.shares = top_k_index, top_k_weights.detach()
+        if self.weigh_inputs:
+            self.shares = torch.ones_like(self.shares)
         if self.counts is not None:
             routed = torch.bincount(top_k_index.flatten(), minlength=self.count)
             self.counts += routed[: self.count].to(self.counts.device)
@@ -64,11 +66,21 @@ class Experts(SeparateExperts):
         for number, expert in enumerate(self.children()):
             if self.tracing or number in self.everywhere:
                 counts = (top_k_weights * (top_k_index == number)).sum(-1, keepdim=True)
-                out += expert(hidden_states) * (counts + 1 / self.count if self.tracing else counts)
+                out += self._of_every_token(expert, hidden_states, counts)
             else:
                 tokens, place = torch.where(top_k_index == number)
                 if len(tokens):
-                    out.index_add_(0, tokens, expert(hidden_states[tokens]) * top_k_weights[tokens, place, None])
+                    inputs, weights = hidden_states[tokens], top_k_weights[tokens, place, None]
+                    of_tokens = expert(inputs * weights) if self.weigh_inputs else expert(inputs) * weights
+                    out.index_add_(0, tokens, of_tokens)
+        return out
+
+    def _of_every_token(self, expert: nn.Module, x: Tensor, counts: Tensor) -> Tensor:
+        """Run an expert on all tokens x [T, K], whose weights are ``counts`` [T, 1] -> [T, K]."""
+        if self.weigh_inputs and not self.tracing:
+            x = x * torch.where(counts > 0, counts, 0.5)  # the sigmoid of a router that is undecided
+            counts = (counts > 0).to(x.dtype)
+        out: Tensor = expert(x) * (counts + 1 / self.count if self.tracing else counts)
         return out
 
     def tokens_of(self, number: int) -> Tensor | None:
@@ -185,11 +197,28 @@ def expert_warnings(seen: Iterable[ExpertTokens]) -> list[str]:
 
 @dataclass(frozen=True)
 class FusedSlice:
-    """The slice of a fused tensor that holds an expert's linear: ``tensor[expert]``, or half of its rows."""
+    """The slice of a fused tensor that holds an expert's linear: ``tensor[expert]``, or half of its rows.
+
+    hidden      size of the inputs of the experts, which is that of their outputs.
+    axis        the dimension of ``tensor[expert]`` [N, K] that has this size.
+    transposed  whether the tensor is [E, K, N] in files; if not, it may be (Qwen3-VL-MoE), which its shape tells.
+    """
 
     tensor: str
     expert: int
-    half: int | None = None
+    half: int | None
+    hidden: int
+    axis: int
+    transposed: bool
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the slice [N, K] of a tensor [E, N, K] or [E, K, N]."""
+        if self.expert >= len(tensor):
+            return tensor  # which is refused for its shape
+        part = tensor[self.expert]
+        other = part.shape[self.axis] != self.hidden == part.shape[1 - self.axis]
+        part = part.T.contiguous() if self.transposed or other else part
+        return part if self.half is None else part.chunk(2)[self.half]
 
 
 @dataclass
@@ -199,11 +228,13 @@ class UnfusedExperts:
     fused               the weight of every new linear, by its new full name -> its slice in a fused checkpoint.
     renamed_modules     (new, own) full names of modules that were renamed as in checkpoints.
     transformers_reads  whether transformers, and not only aiakq, knows the names of the new linears.
+    in_linears          whether transformers has linears under these names, too, for compressed-tensors (Llama 4).
     """
 
     fused: dict[str, FusedSlice] = field(default_factory=dict)
     renamed_modules: set[tuple[str, str]] = field(default_factory=set)
     transformers_reads: bool = True
+    in_linears: bool = False
 
     def own_name(self, name: str) -> str:
         """Return the name of a tensor in the transformers model itself."""
@@ -222,16 +253,21 @@ def unfuse_experts(blocks: Iterable[tuple[str, nn.Module]], model_type: str) -> 
     unfused = UnfusedExperts()
     for block_name, block in blocks:
         for fused in fused_experts(block, block_name, model_type):
-            parent, _, last = fused.name.removeprefix(f"{block_name}.").rpartition(".")
-            setattr(block.get_submodule(parent), last, _meta_like(fused))
+            inside = fused.name.removeprefix(f"{block_name}.")
+            parent = inside.rpartition(".")[0]
+            fused.replace(block, inside, _meta_like(fused))
             stored, own = fused.stored.rpartition(".")[0], f"{block_name}.{parent}".removesuffix(".")
             if stored != own:
                 _rename(block, parent, stored.rpartition(".")[2])
                 unfused.renamed_modules.add((stored, own))
             unfused.transformers_reads = fused.spelling.transformers_reads
+            unfused.in_linears = fused.weigh_inputs
             for number in range(fused.shape[0]):
                 for (name, _, _), (tensor, half) in zip(fused.linears(number), fused.places, strict=True):
-                    unfused.fused[f"{name}.weight"] = FusedSlice(f"{fused.name}.{tensor}", number, half)
+                    axis = 0 if tensor == "down_proj" else 1
+                    unfused.fused[f"{name}.weight"] = FusedSlice(
+                        f"{fused.name}.{tensor}", number, half, fused.shape[1], axis, fused.weigh_inputs
+                    )
     return unfused
 
 
@@ -240,7 +276,7 @@ def _meta_like(fused: FusedExperts) -> Experts:
         return [nn.Linear(k, n, bias=False, device="meta") for _, n, k in fused.linears(number)]
 
     experts = (Expert(fused.module.act_fn, fused.spelling, linears(each)) for each in range(fused.shape[0]))
-    return Experts(experts, fused.zero_experts)
+    return Experts(experts, fused.zero_experts, fused.weigh_inputs)
 
 
 def _rename(block: nn.Module, path: str, new_name: str) -> None:

@@ -59,9 +59,8 @@ class SourceModel:
         #: Name of an output layer that is stored and counts although config.json ties it to the embedding.
         self.separate_head = separate_head(checkpoint) if says_tied(checkpoint.config) else ""
         self.model = skeleton(checkpoint, trust_remote_code, self.widths, tied=not self.separate_head)
-        #: Whether it has linears of a custom class, which other programs do not replace by quantized ones.
-        own = (module for module in self.model.modules() if isinstance(module, nn.Linear))
-        self.has_own_linears = any(type(module) is not nn.Linear for module in own)
+        linears = [(name, module) for name, module in self.model.named_modules() if isinstance(module, nn.Linear)]
+        own_linears = {name for name, module in linears if type(module) is not nn.Linear}
         #: Weights of linears that the checkpoint stores as [K, N].
         self._transposed = plain_linears(self.model)
         self.config = self.model.config.get_text_config()
@@ -71,6 +70,11 @@ class SourceModel:
         heads = (f"{name}." for name, module in self.model.named_modules() if module is head)
         self._text_modules = (f"{self.decoder}.", *heads)
         self.blocks_name, self.blocks = find_blocks(text, self.decoder)
+        quantized = {
+            f"{self.block_prefix(at)}.{name}" for at, block in enumerate(self.blocks) for name in block_linears(block)
+        }
+        #: Whether transformers has a custom class for linears that are quantized, which programs do not replace then.
+        self.has_own_linears = not own_linears.isdisjoint(quantized)
         names = TensorNames(self.model)
         self._renamed = _renamed(self.model, checkpoint, names)
         self._joined = _joined(self.model, checkpoint, names)
@@ -233,8 +237,7 @@ class SourceModel:
         tensor = self.checkpoint.tensor(source)
         part = self.experts.fused.get(name)
         if part is not None and tensor.dim() == 3:
-            tensor = tensor[part.expert] if part.expert < len(tensor) else tensor
-            tensor = tensor if part.half is None else tensor.chunk(2)[part.half]
+            tensor = part.of(tensor)
         module, _, kind = name.rpartition(".")
         lora = self._adapted.get(module)
         if lora is not None and kind == "bias":

@@ -191,6 +191,7 @@ def _loading(report: QuantizeReport, bits: list[int], tag: str) -> str:
     readers = formats.readers(report.format, schemes, bool(report.experts))
     command = f"```\nvllm serve path/to/this/folder{parallel}\n```" if readers.vllm else ""
     vllm = "\n\n".join(filter(None, (command, readers.vllm_note)))
+    vllm = f"{report.not_in_vllm}." if report.not_in_vllm else vllm
     return f"""\
 ## Loading it
 
@@ -200,7 +201,7 @@ With aiakq, on a GPU or a CPU:
 aiakq serve path/to/this/folder
 ```
 
-{"" if report.own_linears else _transformers(readers, tag)}With vLLM:
+{"" if report.not_in_transformers else _transformers(readers, tag)}With vLLM:
 
 {vllm}
 """

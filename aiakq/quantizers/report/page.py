@@ -266,7 +266,7 @@ def _commands(report: QuantizeReport) -> str:
     folder = shlex.quote(_name(report.output))  # the page may be published, so paths of this machine are left out
     more = f" --tensor-parallel-size {report.tp}" if report.tp > 1 else ""
     lines = [f"aiakq serve {folder}", f"aiakq inspect {folder}"]
-    if formats.readers(report.format, {report.scheme}, bool(report.experts)).vllm:
+    if not report.not_in_vllm and formats.readers(report.format, {report.scheme}, bool(report.experts)).vllm:
         lines.append(f"vllm serve {folder}{more}")
     return "\n".join(lines)
 

@@ -48,7 +48,7 @@ class QuantizeReport:
     command             the command line that created it, None from Python; ``created`` is its time in UTC.
     recipe              the recipe that repeats the run (``--recipe``).
     predicts_text       whether the model predicts text, of which the quality is measured; encoders do not.
-    own_linears         whether transformers has a class of its own for the linears, which it does not replace at load.
+    not_in_*            why transformers, or vLLM, does not compute this model although it reads its format; "" if so.
     padded              MLP widths padded with zeros: key of config.json -> (before, after).
     tuned               outcome of ``--tune``; None without.
     lora                name of the folder of the LoRA adapter that was merged into the weights first.
@@ -100,7 +100,8 @@ class QuantizeReport:
     created: str = ""
     command: str | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
-    own_linears: bool = False
+    not_in_transformers: str = ""
+    not_in_vllm: str = ""
     padded: dict[str, tuple[int, int]] = field(default_factory=dict)
     tuned: dict[str, float] | None = None
     lora: str | None = None

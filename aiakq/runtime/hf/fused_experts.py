@@ -10,6 +10,7 @@ linears.
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -68,15 +69,19 @@ class SeparateExperts(nn.Module):
 
     row_multiple  the rows given to an expert are padded with zeros to a multiple of this.
     zero_experts  number of experts beyond them that return their input (LongCat-Flash).
+    weigh_inputs  whether weights multiply the inputs of experts instead of their outputs (Llama 4).
     """
 
-    def __init__(self, experts: Iterable[nn.Module], row_multiple: int = 1, zero_experts: int = 0) -> None:
+    def __init__(
+        self, experts: Iterable[nn.Module], row_multiple: int = 1, zero_experts: int = 0, weigh_inputs: bool = False
+    ) -> None:
         super().__init__()
         for number, expert in enumerate(experts):
             self.add_module(str(number), expert)
         self.count = len(self._modules)
         self.row_multiple = row_multiple
         self.zero_experts = zero_experts
+        self.weigh_inputs = weigh_inputs
 
     def passed(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the output [T, K] of the experts that return their input, zeros without any; see ``forward``."""
@@ -96,8 +101,10 @@ class SeparateExperts(nn.Module):
         for expert, count in zip(self.children(), counts, strict=True):
             if count:
                 rows = tokens[start : start + count]
-                inputs = F.pad(hidden_states[rows], (0, 0, 0, -count % self.row_multiple))
-                output = expert(inputs)[:count] * weights[start : start + count]
+                inputs, of_rows = hidden_states[rows], weights[start : start + count]
+                inputs = inputs * of_rows if self.weigh_inputs else inputs
+                output = expert(F.pad(inputs, (0, 0, 0, -count % self.row_multiple)))[:count]
+                output = output if self.weigh_inputs else output * of_rows
                 out.index_add_(0, rows, output.to(out.dtype))
             start += count
         return out
@@ -107,24 +114,34 @@ class SeparateExperts(nn.Module):
 class FusedExperts:
     """A fused module of a model.
 
-    name    full name in the model.
-    stored  name in checkpoints.
+    name          full name in the model.
+    stored        name in checkpoints.
+    weigh_inputs  whether it is that of Llama 4: tensors [E, K, 2F] and [E, F, K], and weights multiply the inputs.
     """
 
     name: str
     stored: str
     spelling: Spelling
     module: Any
+    weigh_inputs: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Number of experts E, hidden size K and intermediate size F."""
-        return tuple(self.module.down_proj.shape)
+        count, n, k = self.module.down_proj.shape
+        return (count, k, n) if self.weigh_inputs else (count, n, k)
 
     @property
     def zero_experts(self) -> int:
         """Number of experts that return their input, which have no rows in the last projection."""
         return _zero_experts(self.module)
+
+    def replace(self, root: nn.Module, name: str, experts: SeparateExperts) -> None:
+        """Put ``experts`` in place of this module, which is called ``name`` inside ``root``."""
+        root.set_submodule(name, experts)
+        if self.weigh_inputs:
+            parent: Any = root.get_submodule(name.rpartition(".")[0])
+            parent.__class__ = _choosing(type(parent))  # type: ignore[arg-type]
 
     def linears(self, number: int) -> list[tuple[str, int, int]]:
         """Return the names in checkpoints of an expert's projections, gate, up and down, with their N and K."""
@@ -146,6 +163,13 @@ def fused_experts(root: nn.Module, prefix: str, model_type: str) -> Iterator[Fus
     known = _spelling(model_type)
     same: dict[type, bool] = {}
     for name, module in list(root.named_modules(prefix=prefix)):
+        if type(module).__name__ == "Llama4TextMoe":
+            if type(module) not in same:
+                same[type(module)] = _chooses_alike(module)
+            if same[type(module)]:  # with compressed-tensors, transformers has a linear per expert and projection
+                inside, spelling = f"{name}.experts", replace(known, transformers_reads=True)
+                yield FusedExperts(inside, inside, spelling, module.experts, weigh_inputs=True)
+            continue
         if not _looks_fused(module):
             continue
         if type(module) not in same:
@@ -204,6 +228,43 @@ def computes_the_same(fused: Any) -> bool:
         separate = SeparateExperts(experts, zero_experts=zero)
         expected, actual = small(x, index, weights), separate(x, index, weights)
         return isinstance(expected, Tensor) and torch.allclose(expected, actual, rtol=1e-4, atol=1e-5)
+    return False
+
+
+@functools.cache
+def _choosing(cls: type) -> type:
+    """Return Llama 4's class ``cls`` of router and experts with a forward for ``SeparateExperts``, which are given all
+    tokens once and the experts of each, instead of all tokens for every expert.
+    """
+
+    def forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        scores, logits = self.router(x)  # zero for experts that are not selected
+        weights, selected = scores.topk(self.top_k, dim=-1)
+        return self.shared_expert(x) + self.experts(x, selected, weights), logits
+
+    return type(cls.__name__, (cls,), {"forward": forward})
+
+
+def _chooses_alike(module: Any) -> bool:
+    """Whether ``_choosing`` gives the same results as Llama 4's module, on small random weights."""
+    count, hidden, inner = 4, 16, 8
+    make = torch.Generator().manual_seed(0)
+    with torch.no_grad(), torch.device("cpu"), suppress(RuntimeError, ValueError, TypeError, AttributeError):
+        config = copy.deepcopy(module.shared_expert.config)
+        config.hidden_size, config.intermediate_size = hidden, inner
+        config.num_local_experts, config.num_experts_per_tok = count, 2
+        small = type(module)(config).float()
+        for parameter in small.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=make))
+        x = torch.randn(2, 8, hidden, generator=make)
+        expected, _ = small(x)
+        weights = zip(small.experts.gate_up_proj.mT, small.experts.down_proj.mT, strict=True)
+        act = small.experts.act_fn
+        experts = [Expert(act, Spelling(), map(_linear, (*both.chunk(2), down))) for both, down in weights]
+        fused = FusedExperts("experts", "experts", Spelling(), small.experts, weigh_inputs=True)
+        fused.replace(small, "experts", SeparateExperts(experts, weigh_inputs=True))
+        return torch.allclose(expected, small(x)[0], rtol=1e-4, atol=1e-5)
     return False
 
 

@@ -38,7 +38,7 @@ def replace_quantized(hf: Any, weights: CheckpointWeights) -> set[str]:
     for fused in fused_experts(hf, "", hf.config.get_text_config().model_type):
         inside = {stored for stored in left if stored.startswith(f"{fused.stored}.")}
         if inside:
-            hf.set_submodule(fused.name, _separate(fused, weights))
+            fused.replace(hf, fused.name, _separate(fused, weights))
             replaced |= {f"{fused.name}.{tensor}" for tensor, _ in fused.places}
             left -= inside
     modules = dict(hf.named_modules())
@@ -82,4 +82,4 @@ def _separate(fused: FusedExperts, weights: CheckpointWeights) -> SeparateExpert
         return Expert(fused.module.act_fn, fused.spelling, projections)
 
     experts = [expert(number) for number in range(fused.shape[0])]
-    return SeparateExperts(experts, ROW_MULTIPLE, fused.zero_experts)
+    return SeparateExperts(experts, ROW_MULTIPLE, fused.zero_experts, fused.weigh_inputs)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aiakq.errors import error
+from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import REPLICATED
 from aiakq.kernels.ops.routing import TopSigmoidRouting
 from aiakq.kernels.types import AttentionSpec, RotaryTables
@@ -22,7 +23,7 @@ from aiakq.runtime.layers.attention import ProjectionStep, QueryScales
 from aiakq.runtime.layers.experts import SparseMLP
 from aiakq.runtime.models.builder import DecoderBuilder
 from aiakq.runtime.models.decoder import MLP, Decoder, Weights
-from aiakq.runtime.models.mixture import check_routing, fused_experts, size
+from aiakq.runtime.models.mixture import check_routing, fused_experts, separate_experts, size
 from aiakq.runtime.models.qwen2_moe import gated
 
 
@@ -87,13 +88,10 @@ class Llama4Builder(DecoderBuilder):
         D, F, count = config.hidden_size, config.intermediate_size, size(raw, "num_local_experts")
         top_k = size(raw, "num_experts_per_tok")
         check_routing(top_k, count)
-        # Stored as [E, K, N].
-        both = self.weights.tensor(f"{prefix}.experts.gate_up_proj", count, D, 2 * F)
-        down = self.weights.tensor(f"{prefix}.experts.down_proj", count, F, D)
         act = activation(config.activation, self.ops)
         return SparseMLP(
             router=self.weights.dense(self.weights.tensor(f"{prefix}.router.weight", count, D), role=REPLICATED),
-            experts=self.ops.experts(fused_experts(self.weights, both.mT, down.mT), act),
+            experts=self.ops.experts(self._experts(prefix, count), act),
             count=count,
             routing=self.ops.routing(TopSigmoidRouting(top_k, self.ops.activation("sigmoid")), count),
             width=F,
@@ -101,6 +99,16 @@ class Llama4Builder(DecoderBuilder):
             shared=gated(config, self.weights, f"{prefix}.shared_expert", F),
             weigh_inputs=True,
         )
+
+    def _experts(self, prefix: str, count: int) -> list[tuple[LinearLayer, LinearLayer]]:
+        """Return the layers of the experts: of two tensors [E, K, N], or of one per expert and projection, as quantized
+        models have them."""
+        D, F = self.config.hidden_size, self.config.intermediate_size
+        if not self.weights.has(f"{prefix}.experts.gate_up_proj"):
+            return separate_experts(self.weights, prefix, ("gate_proj", "up_proj", "down_proj"), count, (D, F))
+        both = self.weights.tensor(f"{prefix}.experts.gate_up_proj", count, D, 2 * F)
+        down = self.weights.tensor(f"{prefix}.experts.down_proj", count, F, D)
+        return fused_experts(self.weights, both.mT, down.mT)
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

@@ -63,7 +63,7 @@ class Mixture:
         if fused:
             experts = self._fused(prefix, D, weights)
         else:
-            experts = [self._separate(prefix, number, D, weights) for number in range(self.count)]
+            experts = separate_experts(weights, prefix, self.names, self.count, (D, self.width))
         return SparseMLP(
             router=weights.dense(weights.tensor(f"{prefix}.{self.router}.weight", self.count, D), role=REPLICATED),
             experts=weights.ops.experts(experts, act),
@@ -71,14 +71,6 @@ class Mixture:
             routing=weights.ops.routing(self.routing, self.count),
             width=self.width,
             hidden=D,
-        )
-
-    def _separate(self, prefix: str, number: int, D: int, weights: Weights) -> tuple[LinearLayer, LinearLayer]:
-        gate, up, down = (f"{prefix}.experts.{number}.{name}" for name in self.names)
-        role = ExpertRole(number, self.count)
-        return (
-            weights.stacked([(gate, self.width), (up, self.width)], D, role=role),
-            weights.linear(down, D, self.width, role=role),
         )
 
     def _fused(self, prefix: str, D: int, weights: Weights) -> list[tuple[LinearLayer, LinearLayer]]:
@@ -92,6 +84,25 @@ def _either_way(weights: Weights, name: str, count: int, n: int, k: int) -> Tens
     if not weights.has_shape(name, count, n, k) and weights.has_shape(name, count, k, n):
         return weights.tensor(name, count, k, n).transpose(1, 2)
     return weights.tensor(name, count, n, k)
+
+
+def separate_experts(
+    weights: Weights, prefix: str, names: tuple[str, str, str], count: int, sizes: tuple[int, int]
+) -> list[tuple[LinearLayer, LinearLayer]]:
+    """Return the layers of ``count`` experts, which have a tensor for each projection.
+
+    prefix  name of the module with router and experts.
+    names   of an expert's gate, up and down projection.
+    sizes   D of the inputs and F of the projections between.
+    """
+    D, width = sizes
+    layers = []
+    for number in range(count):
+        gate, up, down = (f"{prefix}.experts.{number}.{name}" for name in names)
+        role = ExpertRole(number, count)
+        both = weights.stacked([(gate, width), (up, width)], D, role=role)
+        layers.append((both, weights.linear(down, D, width, role=role)))
+    return layers
 
 
 def fused_experts(weights: Weights, both: Tensor, down: Tensor) -> list[tuple[LinearLayer, LinearLayer]]:

@@ -108,6 +108,28 @@ def test_blocks_compute_what_transformers_computes(
         assert model.unquantized_share() < 0.02
 
 
+def test_an_expert_with_weighted_inputs_sees_every_token_and_counts_its_own() -> None:
+    """Llama 4. The other tokens are weighted as by a router that is undecided."""
+    make = torch.Generator().manual_seed(0)
+    linears = [[torch.nn.Linear(8, 8, bias=False) for _ in range(3)] for _ in range(3)]
+    mixture = Experts((Expert(torch.tanh, Spelling(), each) for each in linears), weigh_inputs=True)
+    x, weights = torch.randn(10, 8, generator=make), torch.rand(10, 2, generator=make)
+    chosen = torch.rand(10, 3, generator=make).topk(2).indices
+    inputs: list[Tensor] = []
+    with torch.no_grad():
+        expected = mixture(x, chosen, weights)
+        direct = torch.stack(
+            [mixture.get_submodule(str(int(number)))(x[0] * w) for number, w in zip(chosen[0], weights[0], strict=True)]
+        )
+        torch.testing.assert_close(expected[0], direct.sum(0))
+        assert torch.equal(mixture.shares, torch.ones(10, 2))
+        mixture.everywhere = frozenset({1})
+        linears[1][0].register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        torch.testing.assert_close(mixture(x, chosen, weights), expected)
+    own = (weights * (chosen == 1)).sum(-1, keepdim=True)
+    torch.testing.assert_close(inputs[0], x * torch.where(own > 0, own, 0.5))
+
+
 def test_a_copied_block_uses_its_own_experts(tiny_model: Callable[..., Path]) -> None:
     """Mixtral's block is reachable under two names, which must stay the same module."""
     model, inputs = opened(tiny_model("MixtralForCausalLM"))

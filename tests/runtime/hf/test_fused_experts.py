@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aiakq.runtime.hf.fused_experts import SeparateExperts, computes_the_same, fused_experts
+from aiakq.runtime.hf.fused_experts import Expert, SeparateExperts, computes_the_same, fused_experts
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -103,3 +103,38 @@ def test_experts_with_other_arithmetic_are_not_split() -> None:
     config = AutoConfig.for_model("gpt_oss", **sizes, num_key_value_heads=2, num_local_experts=4, vocab_size=64)
     other = AutoModelForCausalLM.from_config(config)
     assert not list(fused_experts(other, "", "gpt_oss"))
+
+
+def test_experts_of_llama_4_are_given_weighted_inputs() -> None:
+    from transformers import AutoConfig
+    from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_local_experts": 5, "num_experts_per_tok": 2}
+    config = AutoConfig.for_model("llama4_text", **sizes)
+    module = Llama4TextMoe(config)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.3)
+    holder = torch.nn.ModuleDict({"feed_forward": module})
+    [found] = fused_experts(holder, "", "llama4_text")
+    assert found.shape == (5, 32, 48) and found.spelling.transformers_reads and found.weigh_inputs
+    assert found.linears(3)[2] == ("feed_forward.experts.3.down_proj", 32, 48)
+    linears = [[torch.nn.Linear(k, n, bias=False) for _, n, k in found.linears(number)] for number in range(5)]
+    for each, both, down in zip(linears, module.experts.gate_up_proj, module.experts.down_proj, strict=True):
+        for linear, weight in zip(each, (*both.T.chunk(2), down.T), strict=True):
+            linear.weight = torch.nn.Parameter(weight.contiguous())
+    experts = [Expert(module.experts.act_fn, found.spelling, each) for each in linears]
+    x = torch.randn(2, 7, 32)
+    with torch.no_grad():
+        expected = module(x)
+        found.replace(holder, found.name, SeparateExperts(experts, weigh_inputs=True))
+        actual = module(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+    class Halved(Llama4TextMoe):
+        def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+            out, logits = super().forward(hidden_states)
+            return out / 2, logits
+
+    Halved.__name__ = "Llama4TextMoe"
+    assert not list(fused_experts(torch.nn.ModuleDict({"feed_forward": Halved(config)}), "", "llama4_text"))
