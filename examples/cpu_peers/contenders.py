@@ -24,7 +24,7 @@ OPENVINO = environments.Environment(
     ("optimum-intel[openvino]==2.2.0", "openvino==2026.4.1", "nncf==3.4.0"), remove=("torchvision",)
 )
 LLAMA = OUT / "llama.cpp"
-PROGRAMS = ("llama-bench", "llama-batched-bench", "llama-quantize")
+PROGRAMS = ("llama-bench", "llama-batched-bench", "llama-quantize", "llama-mtmd-cli")
 
 KINDS = {
     "w4": "4-bit weights",
@@ -170,7 +170,7 @@ def llama_source() -> Path | None:
 
 
 def build_llama() -> str | None:
-    """Fetch the package's sources and build the three programs for this machine."""
+    """Fetch the package's sources and build the programs for this machine."""
     LLAMA.mkdir(parents=True, exist_ok=True)
     log = LLAMA / "build.log"
     if llama_source() is None:

@@ -64,6 +64,25 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             **{"v_head_dim": 128, "tie_word_embeddings": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
         },
     ),
+    # That of Qwen/Qwen3.5-0.8B, with its vocabulary: three of four layers are gated delta layers.
+    "Qwen3.5": (
+        "qwen3_5_text",
+        {
+            **(_COMMON | {"vocab_size": 248320, "hidden_size": 1024, "intermediate_size": 3584}),
+            **{"num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256},
+            **{"linear_num_key_heads": 16, "linear_num_value_heads": 16, "tie_word_embeddings": True},
+        },
+    ),
+    # Layers as in google/gemma-4-31B (no inputs per layer, full attention with wider heads), as wide as Gemma 3's.
+    "Gemma 4": (
+        "gemma4_text",
+        {
+            **(_COMMON | {"vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912}),
+            **{"num_hidden_layers": 24, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256},
+            **{"global_head_dim": 512, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+            **{"sliding_window": 512, "hidden_size_per_layer_input": 0, "tie_word_embeddings": True},
+        },
+    ),
 }
 
 
