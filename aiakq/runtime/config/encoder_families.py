@@ -146,7 +146,7 @@ def encoder_config(raw: Mapping[str, object], base: str) -> dict[str, Any]:
     if kind in _SPELLINGS:
         try:
             config = _SPELLINGS[kind](config)
-        except (TypeError, ValueError, AttributeError) as problem:
+        except (TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError) as problem:
             raise _malformed(f"{type(problem).__name__}: {problem}"[:200]) from problem
     return config
 

@@ -63,11 +63,14 @@ def published_gte(config: dict[str, Any]) -> dict[str, Any]:
     """
     config = _checked(config, _GTE, _GTE_UNREAD)
     theta, scaling = float(config.get("rope_theta") or 10_000.0), config.pop("rope_scaling", None)
+    if isinstance(scaling, Mapping):
+        scaling = {name: value for name, value in scaling.items() if value is not None}
     if scaling is not None:
         factor = scaling.get("factor") if isinstance(scaling, Mapping) else None
-        is_known = type(factor) in (int, float) and factor > 1 and scaling.keys() <= {"type", "factor", "mixed_b"}
-        if not is_known or scaling.get("type") != "ntk" or scaling.get("mixed_b") is not None:
+        is_number = isinstance(factor, int | float) and factor > 1
+        if not is_number or scaling != {"type": "ntk", "factor": factor}:
             raise _refused("rope_scaling", scaling)
+        assert isinstance(factor, int | float)
         head_dim = config["hidden_size"] // config["num_attention_heads"]
         theta *= factor
         config["rope_scaling"] = {"rope_type": "linear", "factor": factor ** (2 / head_dim), "rope_theta": theta}

@@ -165,8 +165,8 @@ def _of_sentence_transformers(folder: Path, modules: list[tuple[str, str]], sett
     stated = read_object(folder, _TRANSFORMER) if (folder / _TRANSFORMER).exists() else {}
     transformer = _Settings(_TRANSFORMER, stated)
     transformer.check("processing_kwargs", {})
-    names = ("query_length", "document_length")
-    longest_query, longest_document = (transformer.read(_LENGTH, name, _LONGEST) for name in names)
+    longest_query = transformer.read(_LENGTH, "query_length", _LONGEST)
+    longest_document = transformer.read(_LENGTH, "document_length", _LONGEST)
     expansion = _Settings(_TRANSFORMER, transformer.read(Constraint(type=dict), "query_expansion", {}))
     expansion.check("strategy", "fixed", "min")
     filled = expansion.read(_LENGTH, "length", 0)
