@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.server.api.pooling.pooled_results import PooledResults
 from aiakq.server.background import start_in_background
 from aiakq.server.process.request_stream import Prompt
