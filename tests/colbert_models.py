@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 WIDTH = 24
+SETTINGS = "config_sentence_transformers.json"
 PYLATE: dict[str, Any] = {
     **{"model_type": "ColBERT", "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 20},
     **{"document_length": 30, "attend_to_expansion_tokens": False, "do_query_expansion": True},
@@ -41,7 +42,7 @@ def save_pylate(name: str, folder: Path, residual: bool = False, **settings: Any
     kinds = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
     modules = [{"idx": n, "name": str(n), "path": path, "type": kind} for n, (path, kind) in enumerate(kinds)]
     (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(PYLATE | settings))
+    (folder / SETTINGS).write_text(json.dumps(PYLATE | settings))
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 19, "do_lower_case": false}')
     dense = {"in_features": 128, "out_features": WIDTH, "bias": False, "use_residual": residual}
     (folder / "1_Dense").mkdir()
@@ -52,6 +53,32 @@ def save_pylate(name: str, folder: Path, residual: bool = False, **settings: Any
     if residual:
         tensors["residual.weight"] = torch.randn(WIDTH, 128) / 9
     save_file(tensors, folder / "1_Dense" / "model.safetensors")
+    return folder
+
+
+def as_multi_vector_encoder(folder: Path, **expansion: Any) -> Path:
+    """Write the files of PyLate as sentence-transformers' MultiVectorEncoder does; return the folder.
+
+    PyLate's settings remain in pylate.json, for ``token_vectors``.
+    """
+    settings = json.loads((folder / SETTINGS).read_text())
+    kinds = {"": "Transformer", "1_Dense": "Dense", "2_MultiVectorMask": "MultiVectorMask", "3_Normalize": "Normalize"}
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": f"s.{kind}"} for n, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    filled = {"strategy": "fixed", "attend": False, "token": None, "length": settings["query_length"]} | expansion
+    (folder / "pylate.json").write_text(json.dumps(settings | {"filled_length": filled["length"]}))
+    lengths = {name: settings[name] for name in ("query_length", "document_length")}
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"query_expansion": filled, **lengths}))
+    prompts = {"query": settings["query_prefix"], "document": settings["document_prefix"]}
+    (folder / SETTINGS).write_text(json.dumps({"prompts": prompts, "model_type": "MultiVectorEncoder"}))
+    for path, content in {
+        "2_MultiVectorMask": {"skiplist_words": settings["skiplist_words"], "skiplist_tasks": ["document"]},
+        "3_Normalize": {"module_input_name": "token_embeddings"},
+    }.items():
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps(content))
     return folder
 
 
@@ -74,7 +101,8 @@ def token_vectors(folder: Path, text: str, role: str) -> Tensor:
 
     tokenizer, is_query = AutoTokenizer.from_pretrained(folder), role == "query"
     if (folder / "modules.json").exists():
-        settings = json.loads((folder / "config_sentence_transformers.json").read_text())
+        file = folder / "pylate.json"
+        settings = json.loads((file if file.exists() else folder / SETTINGS).read_text())
         length = settings["query_length" if is_query else "document_length"]
         marker = settings["query_prefix" if is_query else "document_prefix"]
         expands, attends = settings["do_query_expansion"], settings["attend_to_expansion_tokens"]
@@ -97,7 +125,7 @@ def token_vectors(folder: Path, text: str, role: str) -> Tensor:
         ids.insert(1, tokenizer.convert_tokens_to_ids(marker))
     num_read = len(ids)
     if is_query and expands:
-        ids += [tokenizer.mask_token_id] * (length - len(ids))
+        ids += [tokenizer.mask_token_id] * (settings.get("filled_length", length) - len(ids))
     mask = torch.tensor([[1] * num_read + [int(attends)] * (len(ids) - num_read)])
     with torch.no_grad():
         states = model.eval()(torch.tensor([ids]), attention_mask=mask).last_hidden_state[0]

@@ -25,7 +25,7 @@ _SAFETENSORS = ["*.safetensors"]
 _TORCH = ["pytorch_model*.bin"]
 _KINDS: dict[str, list[str]] = {"none": [], "safetensors": _SAFETENSORS, "pt": _TORCH, "mistral": [*WEIGHTS]}
 #: Folders of sentence-transformers' modules, which are small, and their files.
-_MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize")
+_MODULES = ("[0-9]*_Pooling", "[0-9]*_Dense", "[0-9]*_Normalize", "[0-9]*_MultiVectorMask")
 _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: Quantization of a GGUF file after a name.

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.family_keys import Family
+from aiakq.runtime.config.published_encoders import published_gte, published_nomic
 
 #: Suffixes of the classes around an encoder that are served: without a head, with that of the training, with labels.
 _SUFFIXES = ("ForSequenceClassification", "ForMaskedLM", "ForPreTraining", "Model")
@@ -27,10 +28,13 @@ ENCODER_TYPES: Mapping[str, str] = {
     "JinaBertModel": "jina_bert",
     "JinaEmbeddingsV3Model": "jina_embeddings_v3",
 }
-#: Classes around an encoder with other names: that of ColBERT's authors, and vLLM's name for one of PyLate.
-_OTHER_NAMES = {"HF_ColBERT": "BertModel", "ColBERTModernBertModel": "ModernBertModel"}
-#: Families whose files have the model_type of another.
-_STATED = {"jina_bert": "bert"}
+#: Classes around an encoder with other names: of ColBERT's authors, of PyLate's files in vLLM, and of GTE's authors.
+_OTHER_NAMES = {
+    **{"HF_ColBERT": "BertModel", "ColBERTModernBertModel": "ModernBertModel"},
+    **{f"New{suffix}": "GteModel" for suffix in _SUFFIXES},
+}
+#: Families whose files have another model_type than that of transformers' class.
+_STATED = {"jina_bert": "bert", "gte": "new"}
 _SIZES = {"max_position_embeddings": 512, "intermediate_size": 3072, "layer_norm_eps": 1e-12}
 _BERT: dict[str, Any] = {**_SIZES, "hidden_act": "gelu", "type_vocab_size": 2, "pad_token_id": 0}
 _ROBERTA: dict[str, Any] = {**_BERT, "pad_token_id": 1}
@@ -142,7 +146,7 @@ def encoder_config(raw: Mapping[str, object], base: str) -> dict[str, Any]:
     if kind in _SPELLINGS:
         try:
             config = _SPELLINGS[kind](config)
-        except (TypeError, ValueError, AttributeError) as problem:
+        except (TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError) as problem:
             raise _malformed(f"{type(problem).__name__}: {problem}"[:200]) from problem
     return config
 
@@ -189,12 +193,14 @@ def _modernbert(config: dict[str, Any]) -> dict[str, Any]:
 
 def _rotary(config: dict[str, Any]) -> dict[str, Any]:
     """Fill in the base of the rotary frequencies, which transformers leaves out of files."""
-    theta = _THETAS[config["model_type"]]
+    kind = config["model_type"]
     if config.get("auto_map"):
-        hint = "Files of transformers' own class have no auto_map; aiakq computes with those only."
-        raise error("unsupported", what=f"An encoder with Python code of its own ({config['model_type']})", hint=hint)
+        if kind not in _PUBLISHED:
+            hint = "Files of transformers' own class have no auto_map; aiakq computes with those only."
+            raise error("unsupported", what=f"An encoder with Python code of its own ({kind})", hint=hint)
+        config = _PUBLISHED[kind](config)
     given = dict(config.pop("rope_parameters", None) or config.pop("rope_scaling", None) or {})
-    base = config.pop("rope_theta", None) or theta
+    base = config.pop("rope_theta", None) or _THETAS[kind]
     return {**config, "rope_parameters": {"rope_type": "default", "rope_theta": base, **given}}
 
 
@@ -203,6 +209,8 @@ def _jina_bert(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "position_embedding_type": config.get("position_embedding_type") or "absolute"}
 
 
+#: Families whose tensors have the same names in the files of their authors -> one spelling of their keys.
+_PUBLISHED = {"nomic_bert": published_nomic, "gte": published_gte}
 #: Base of the rotary frequencies of files without one.
 _THETAS = {"nomic_bert": 1000.0, "gte": 160_000.0, "jina_embeddings_v3": 20_000.0}
 _PADDED = ("roberta", "xlm-roberta", "camembert", "mpnet")

@@ -104,13 +104,13 @@ class PoolingConfig:
         """Return it with a vector per token. Raises ``unsupported`` and ``bad_option``."""
         if not self.limits.reads_both_ways:
             raise error("unsupported", what=f"ColBERT with a {self.stated}", hint="ColBERT of encoders is supported.")
-        pooling = _override(Pooling("ALL", normalize=True), override, has_scores=False)
+        pooling = _override(Pooling("ALL", normalize=colbert.normalize), override, has_scores=False)
         if pooling.kind != "ALL":
             raise _bad_override(f"pooling_type: {pooling.kind}", "ALL: a ColBERT model has a vector per token")
         has_alibi = colbert.projection and raw.get("position_embedding_type") == "alibi"
         return replace(
             self,
-            limits=msgspec.structs.replace(self.limits, pooling=pooling, dimensions=None, late=colbert.texts),
+            limits=msgspec.structs.replace(self.limits, pooling=pooling, late=colbert.texts, prompts=colbert.prompts),
             architecture="JinaBertModel" if has_alibi else self.architecture,
             dense=colbert.dense,
             projection=colbert.projection,

@@ -18,7 +18,8 @@ class LateInteraction(msgspec.Struct, frozen=True):
 
     query_marker, document_marker  token behind the first token of a text, which says what the text is, or None.
     query_length, document_length  maximum number of tokens of a text, special ones included; longer ones are cut.
-    expansion  token that fills up queries to ``query_length``; None: they are not filled up.
+    expansion  token that fills up queries; None: they are not filled up.
+    filled_length  number of tokens to which queries are filled up; 0: ``query_length``.
     is_read    whether the tokens of a query attend to those that fill it up, whose own vectors count in any case.
     skipped    tokens of documents that have no vectors, such as punctuation.
     """
@@ -30,6 +31,7 @@ class LateInteraction(msgspec.Struct, frozen=True):
     expansion: int | None = None
     is_read: bool = False
     skipped: tuple[int, ...] = ()
+    filled_length: int = 0
 
     def role(self, input_type: str | None) -> str:
         """Return query or document for the ``input_type`` of texts. Raises ``unsupported_parameter``."""
@@ -52,11 +54,11 @@ class LateInteraction(msgspec.Struct, frozen=True):
     def marked(self, role: str, token_ids: Sequence[int]) -> tuple[list[int], int]:
         """Return the tokens of a text with its marker, a query also filled up, and how many of them, at the end, no
         token attends to."""
-        length, marker = self._of(role)
+        _, marker = self._of(role)
         ids = [*token_ids[:1], *([] if marker is None else [marker]), *token_ids[1:]]
         if role == "document" or self.expansion is None:
             return ids, 0
-        missing = max(length - len(ids), 0)
+        missing = max((self.filled_length or self.query_length) - len(ids), 0)
         return ids + [self.expansion] * missing, 0 if self.is_read else missing
 
     def _of(self, role: str) -> tuple[int, int | None]:

@@ -188,7 +188,9 @@ class PoolingLimits(msgspec.Struct, frozen=True):
 
     def before(self, params: PoolingParams) -> str:
         """Return what is put before texts. Raises ``unsupported_parameter``."""
-        return "" if self.late is not None else self.prompts.before(params.prompt_name, params.input_type)
+        if self.late is not None and not self.prompts.named:
+            return ""
+        return self.prompts.before(params.prompt_name, params.input_type)
 
     def sides(self, pairs: Sequence[tuple[str, str]], params: PoolingParams) -> list[tuple[list[str], PoolingParams]]:
         """Return the distinct texts of ``pairs`` to embed, with their parameters: queries and documents, or one list of
@@ -254,7 +256,7 @@ class PoolingLimits(msgspec.Struct, frozen=True):
         changes: dict[str, object] = {}
         if self.late is not None:
             if params.prompt_name is not None:
-                reason = "the model has no prompts; input_type is query or document"
+                reason = "the model embeds queries and documents differently; use input_type"
                 raise error("unsupported_parameter", param="prompt_name", reason=reason)
             is_document = params.input_type is not None and self.late.role(params.input_type) == "document"
             changes["skipped"] = self.late.skipped if is_document else ()

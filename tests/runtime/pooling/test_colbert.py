@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from colbert_models import METADATA, add_tokens, max_similarity, save_authors, save_pylate, token_vectors
+from colbert_models import (
+    METADATA,
+    add_tokens,
+    as_multi_vector_encoder,
+    max_similarity,
+    save_authors,
+    save_pylate,
+    token_vectors,
+)
 from jina_models import jina_bert_states, save_jina_bert
 from safetensors.torch import save_file
 
@@ -27,6 +35,12 @@ MODELS = {
     # Windows of 8 tokens on each side.
     "modernbert": lambda folder: save_pylate("ModernBertModel", folder, query_length=11),
     "residual": lambda folder: save_pylate("ModernBertModel", folder, residual=True, do_query_expansion=False),
+    "sentence-transformers": lambda folder: as_multi_vector_encoder(save_pylate("BertModel", folder)),
+    "at least so many": lambda folder: as_multi_vector_encoder(
+        save_pylate("BertModel", folder, query_length=30),
+        strategy="min",
+        length=16,
+    ),
     "authors": save_authors,
     "authors, all read": lambda folder: save_authors(folder, attend_to_mask_tokens=True, mask_punctuation=False),
 }
@@ -71,7 +85,7 @@ def test_what_a_request_says_about_its_texts(tmp_path):
     for params, word in (
         ({}, "input_type"),
         ({"input_type": "topic"}, "input_type"),
-        ({"prompt_name": "query"}, "no prompts"),
+        ({"prompt_name": "query"}, "use input_type"),
     ):
         with pytest.raises(AiakqError, match=word):
             llm.encode("a text", pooling_params=PoolingParams(**params), use_tqdm=False)
@@ -135,6 +149,24 @@ def test_pylate_folders_that_are_not_computed_are_refused(file, values, id, word
     with pytest.raises(AiakqError, match=word) as caught:
         LLM(str(folder), dtype="float32")
     assert caught.value.id == id
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "word"),
+    [
+        ("2_MultiVectorMask/config.json", {"skiplist_tasks": ["query", "document"]}, "skiplist_tasks"),
+        ("2_MultiVectorMask/config.json", {"keep_only_token_ids": [5]}, "keep_only_token_ids"),
+        ("3_Normalize/config.json", {"module_input_name": "sentence_embedding"}, "sentence_embedding"),
+        ("sentence_bert_config.json", {"query_expansion": {"strategy": "twice", "length": 16}}, "twice"),
+        ("sentence_bert_config.json", {"query_expansion": {"strategy": "min", "length": 16, "token": "[?]"}}, "lacks"),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"padding": True}}}, "processing_kwargs"),
+    ],
+)
+def test_multi_vector_encoders_that_are_not_computed_are_refused(file, values, word, tmp_path):
+    folder = _changed(as_multi_vector_encoder(save_pylate("BertModel", tmp_path / "model")), file, **values)
+    with pytest.raises(AiakqError, match=word) as caught:
+        LLM(str(folder), dtype="float32")
+    assert caught.value.id == "unsupported"
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,15 @@ def test_scores_are_those_of_a_cross_encoder(name, tmp_path):
     assert [each.outputs.score for each in scores] == pytest.approx(model.predict(pairs).tolist(), abs=1e-5)
 
 
+@pytest.mark.parametrize("is_own", [False, True])
 @pytest.mark.parametrize("name", ["BertModel", "ModernBertModel", "XLMRobertaModel"])
-def test_token_vectors_are_those_of_a_multi_vector_encoder(name, tmp_path):
+def test_token_vectors_are_those_of_a_multi_vector_encoder(name, is_own, tmp_path):
     if not hasattr(sentence_transformers, "MultiVectorEncoder"):
         pytest.skip("sentence-transformers is older than 6.0")
     folder = save_pylate(name, tmp_path / "model", query_length=11)
+    if is_own:
+        sentence_transformers.MultiVectorEncoder(str(folder), device="cpu").save_pretrained(str(tmp_path / "own"))
+        folder = tmp_path / "own"
     model, llm = sentence_transformers.MultiVectorEncoder(str(folder), device="cpu"), LLM(str(folder), dtype="float32")
     for role, encode in (("query", model.encode_query), ("document", model.encode_document)):
         found = llm.encode(TEXTS, pooling_params=PoolingParams(input_type=role), use_tqdm=False)

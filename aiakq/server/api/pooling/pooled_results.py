@@ -130,10 +130,10 @@ class PooledResults(Generic[Payload]):
     ) -> list[PooledPrompt]:
         """Pool each of ``inputs``, texts or token ids. Raises the errors of tokenization and the engine."""
         tokenize, before = self.service.renderer.tokenize_prompts, self.limits.before(params)
-        if self.limits.late is not None and isinstance(inputs[0], str):
-            return await self._in_batches(inputs, params, self._late(self.limits.late, params))
         if before:
             inputs = [before + each if isinstance(each, str) else each for each in inputs]
+        if self.limits.late is not None and isinstance(inputs[0], str):
+            return await self._in_batches(inputs, params, self._late(self.limits.late, params))
         return await self._in_batches(inputs, params, lambda part: tokenize(part, add_special_tokens, self.params))
 
     def _late(

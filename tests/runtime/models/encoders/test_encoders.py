@@ -173,6 +173,56 @@ def test_xlm_roberta_with_fused_projections_is_the_same(encoder, tmp_path):
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
 
 
+def _published(folder: Path, copy: Path, **config: Any) -> Path:
+    """The model in ``folder`` with the config.json of its authors."""
+    shutil.copytree(folder, copy)
+    (copy / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling.Model"}, **config}))
+    return copy
+
+
+_SIZES = {"vocab_size": 320, "type_vocab_size": 2, "pad_token_id": 0}
+
+
+def test_nomic_bert_of_its_authors_is_the_same(encoder, tmp_path):
+    folder = encoder("NomicBertModel")
+    config = {
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "activation_function": "swiglu",
+        **_SIZES,
+    }
+    config |= {"n_embd": 128, "n_head": 4, "n_layer": 2, "n_inner": 256, "n_positions": 96, "layer_norm_epsilon": 1e-12}
+    config |= {"rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_scaling_factor": None, "prenorm": False}
+    config |= {"qkv_proj_bias": False, "mlp_fc1_bias": False, "causal": False, "max_trained_positions": 2048}
+    copy = _published(folder, tmp_path / "published", **config)
+    expected, found = (_states(_loaded(each, override_pooler_config=ALL), _prompts(96)) for each in (folder, copy))
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("architecture", ["NewModel", "GteModel"])
+def test_gte_of_its_authors_has_scaled_frequencies(architecture, encoder, tmp_path):
+    from transformers import AutoModel
+
+    folder = encoder("GteModel")
+    config = {"architectures": [architecture], "model_type": "new" if architecture == "NewModel" else "gte", **_SIZES}
+    config |= {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 256}
+    config |= {
+        "max_position_embeddings": 96,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "layer_norm_type": "layer_norm",
+    }
+    config |= {"position_embedding_type": "rope", "rope_theta": 20000, "rope_scaling": {"type": "ntk", "factor": 8.0}}
+    config |= {"pack_qkv": True, "logn_attention_scale": False, "unpad_inputs": False, "type_vocab_size": 1}
+    copy = _published(folder, tmp_path / "published", **config)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    model.rotary_emb.inv_freq = (20000 * 8.0) ** -(torch.arange(0, 32, 2) / 32) / 8.0 ** (2 / 32)
+    for ids, found in zip(_prompts(96), _states(_loaded(copy, override_pooler_config=ALL), _prompts(96)), strict=True):
+        with torch.no_grad():
+            expected = model(torch.tensor([ids])).last_hidden_state[0]
+        assert (found - expected).abs().max() < 1e-5 * float(expected.abs().max())
+
+
 def test_modernbert_in_the_old_spelling_is_the_same(encoder, tmp_path):
     folder = encoder("ModernBertModel")
     shutil.copytree(folder, tmp_path / "old")
@@ -230,7 +280,19 @@ def test_what_encoders_do_not_have_is_refused(arguments, word, encoder):
         ("BertModel", {"model_type": "roberta"}, "model_type"),
         ("RobertaModel", {"pad_token_id": 500}, "pad_token_id"),
         ("MPNetModel", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets"),
-        ("GteModel", {"auto_map": {"AutoModel": "modeling.NewModel"}}, "Python code of its own"),
+        ("JinaEmbeddingsV3Model", {"auto_map": {"AutoModel": "modeling.XLMRobertaModel"}}, "Python code of its own"),
+        ("GteModel", {"auto_map": {"AutoModel": "modeling.NewModel"}, "logn_attention_scale": True}, "logn_attention"),
+        ("GteModel", {"auto_map": {"AutoModel": "modeling.NewModel"}, "rope_scaling": {"type": "yarn"}}, "yarn"),
+        (
+            "NomicBertModel",
+            {"auto_map": {"AutoModel": "m.NomicBertModel"}, "rotary_scaling_factor": 2},
+            "rotary_scaling",
+        ),
+        (
+            "NomicBertModel",
+            {"auto_map": {"AutoModel": "m.NomicBertModel"}, "moe_every_n_layers": 2},
+            "moe_every_n_layers",
+        ),
         ("ModernBertModel", {"layer_types": ["full_attention"]}, "layer_types"),
         ("ModernBertModel", {"local_attention": "128"}, "local_attention"),
     ],

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from aiakq.runtime.protocol.limits import ModelLimits
 from aiakq.server.api.pooling.pooled_results import PooledResults
 from aiakq.server.background import start_in_background
 from aiakq.server.process.request_stream import Prompt
@@ -41,7 +42,7 @@ def test_a_request_outlives_an_engine(embedder):
 
 def test_prompts_are_padded_on_the_side_of_the_tokenizer():
     for pads_left, expected in ((False, [5, 6, 0]), (True, [0, 5, 6])):
-        limits = SimpleNamespace(max_model_len=3, max_kv_tokens=9)
+        limits = ModelLimits(vocab_size=9, max_model_len=3, max_kv_tokens=9)
         loaded = SimpleNamespace(pads_left=pads_left)
         results: Any = PooledResults()
         renderer = SimpleNamespace(text=SimpleNamespace(loaded=loaded))
