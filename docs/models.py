@@ -97,7 +97,7 @@ def _quantized(source: Path, matrix: ModuleType, name: str) -> list[str]:
             _quantize(source, output, method)
             found = _log_probabilities(lambda output=output: load_for_scoring(output, "float32", "cpu"), ids)
         except AiakqError as problem:
-            refusals.append(problem.message.rstrip("."))
+            refusals.append(problem.message.removesuffix(" is not supported."))
             told.append(f"{method} refused ({problem.id})")
         except Exception as problem:
             told.append(f"{method} **fails** ({type(problem).__name__})")
