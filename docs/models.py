@@ -90,19 +90,20 @@ def _quantized(source: Path, matrix: ModuleType, name: str) -> list[str]:
 
     ids = torch.tensor([matrix.prompts()[7]])
     exact = _log_probabilities(lambda: load_for_scoring(source, "float32", "cpu"), ids)
-    told = []
+    told, refusals = [], []
     for method in _METHODS:
         output = source.parent / method
         try:
             _quantize(source, output, method)
             found = _log_probabilities(lambda output=output: load_for_scoring(output, "float32", "cpu"), ids)
         except AiakqError as problem:
+            refusals.append(problem.message.removesuffix(" is not supported."))
             told.append(f"{method} refused ({problem.id})")
         except Exception as problem:
             told.append(f"{method} **fails** ({type(problem).__name__})")
         else:
             told.append(f"{method} {float((exact.exp() * (exact - found)).sum(-1).mean()):.1g}")
-    return told
+    return [f"refused: {refusals[0]}"] if len(refusals) == len(told) and len(set(refusals)) == 1 else told
 
 
 def _quantize(source: Path, output: Path, method: str) -> None:

@@ -41,6 +41,27 @@ def original(name: str, shape: tuple[int, ...]) -> Tensor:
     return (values + 1 if is_norm else values).reshape(shape)
 
 
+def read_as(family: str) -> dict[str, Tensor]:
+    """Return the tensors of the model of a family that was converted, as its file is read."""
+    wanted = {name: original(name, tuple(shape)) for name, shape in originals()[family]["shapes"].items()}
+    return apart(wanted) if family == "llama4" else wanted
+
+
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The experts of Llama 4 in tensors of their own, as they are read, instead of all as [E, K, 2F] and [E, F, K]."""
+    found = {}
+    for name, value in tensors.items():
+        prefix, inside, last = name.rpartition(".experts.")
+        if not inside:
+            found[name] = value
+            continue
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[last]
+        for number, expert in enumerate(value.mT):
+            for part, rows in zip(parts, expert.chunk(len(parts)), strict=True):
+                found[f"{prefix}.experts.{number}.{part}.weight"] = rows
+    return found
+
+
 def floats(file: GGUFFile, name: str) -> Tensor:
     """Return a tensor of floats of a file, in float32."""
     tensor = file.tensors[name]

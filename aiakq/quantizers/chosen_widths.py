@@ -135,4 +135,5 @@ def _spec(
     for name in prepared.spec.ignore:
         layers.pop(name, None)
     base = replace(prepared.spec, layers=(), **vars(common))
-    return settle_format(prepared.options, base, layers)
+    found = settle_format(prepared.options, base, layers)
+    return replace(found, format=prepared.cut.format or found.format)

@@ -40,7 +40,12 @@ def gaps(model: SourceModel, spec: QuantSpec) -> Gaps:
         return Gaps()
     architecture, kind = type(model.model).__name__, str(model.config.model_type)
     in_transformers = in_vllm = ""
-    if model.has_own_linears:
+    if spec.format.startswith("awq") and _expects_factors(model):
+        in_transformers = (
+            f"transformers divides the outputs of the activation functions of {architecture} by factors that AutoAWQ "
+            "writes, and takes random ones where there are none"
+        )
+    elif model.has_own_linears:
         in_transformers = (
             f"transformers has a class of its own for the linear layers of {architecture}, which it does not quantize"
         )
@@ -54,6 +59,18 @@ def gaps(model: SourceModel, spec: QuantSpec) -> Gaps:
     if kind == "llama4_text" and any(map(_is_packed, map(spec.for_layer, rotated))):
         in_vllm = _REARRANGED
     return Gaps(in_transformers, in_vllm)
+
+
+def _expects_factors(model: SourceModel) -> bool:
+    """Whether transformers reads ``act.scales`` beside the layers of this model in AWQ files."""
+    from transformers.integrations import awq
+
+    names = getattr(awq, "AWQ_SCALES_MAPPINGS", {}).get(model.config.model_type)
+    if names is None:
+        return False
+    return any(
+        hasattr(module, names["act"]) and hasattr(module, names["layer_before_act"]) for module in model.model.modules()
+    )
 
 
 def _is_packed(layer: QuantSpec | None) -> bool:

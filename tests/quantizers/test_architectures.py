@@ -126,11 +126,14 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
-    "recurrent_gemma": {"lru_width": 64, **HEADS}, "hy_v4": {**EXPERTS, **INDEXED, "indexer_types": ["full", "full"]},
+    "jetmoe": {**LOCAL, "kv_channels": 16}, "recurrent_gemma": {"lru_width": 64, **HEADS},
+    "hy_v4": {**EXPERTS, **INDEXED, "indexer_types": ["full", "full"]},
     "zamba2": {
         "layers_block_type": ["hybrid", "hybrid"], "num_key_value_heads": 4, "n_mamba_heads": 8, "adapter_rank": 16,
     },
 }  # fmt: skip
+#: Part of the reason.
+REASONS = {"jetmoe": "experts that share one tensor", "zamba2": "some share their weights"}
 METHODS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 #: Run always: each method, separate and fused experts, renamed tensors, weights [K, N], ALiBi, latent attention.
 SHARE = {
@@ -139,6 +142,7 @@ SHARE = {
     ("olmo_hybrid", "weight_only_int8"),
     ("diffllama", "weight_only_int8"),
     ("mamba", "weight_only_int8"), ("mamba2", "awq"), ("recurrent_gemma", "weight_only_int8"),
+    ("jetmoe", "weight_only_int8"),
     ("gemma4_text", "gptq"), ("gemma4_text", "awq"), ("gemma3n_text", "gptq"), ("gemma3n_text", "awq"),
 }  # fmt: skip
 
@@ -270,3 +274,4 @@ def test_what_nothing_would_run_is_refused_by_name(
     with pytest.raises(AiakqError) as caught:
         quantize(source(kind, REFUSED[kind]), tmp_path / "out", method)
     assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+    assert REASONS.get(kind, "") in str(caught.value)

@@ -20,6 +20,8 @@ from aiakq.runtime.config.model import check_config, check_sizes
 from aiakq.runtime.config.speech import is_speech
 from aiakq.runtime.hf.mimo import register_mimo
 
+_NO_BLOCKS = "no decoder blocks with linear layers were found in it"
+
 
 def says_tied(config: Mapping[str, object]) -> bool:
     """Whether config.json may tie the output layer to the embedding; some families do so without saying it."""
@@ -118,9 +120,14 @@ def find_blocks(model: nn.Module, prefix: str) -> tuple[str, nn.ModuleList]:
         if best is None or len(module) > len(best[1]):
             best = (name, module)
     if best is None:
-        raise _unsupported(type(model).__name__, "no decoder blocks with linear layers were found in it")
+        reason = "its blocks have no linear layers besides routers and experts that share one tensor"
+        raise _unsupported(type(model).__name__, reason if _has_experts(model) else _NO_BLOCKS)
     widen(best[1])
     return best
+
+
+def _has_experts(model: nn.Module) -> bool:
+    return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
 
 
 def _takes_hidden_states(module: nn.Module) -> bool:

@@ -59,8 +59,7 @@ class SourceModel:
         #: Name of an output layer that is stored and counts although config.json ties it to the embedding.
         self.separate_head = separate_head(checkpoint) if says_tied(checkpoint.config) else ""
         self.model = skeleton(checkpoint, trust_remote_code, self.widths, tied=not self.separate_head)
-        linears = [(name, module) for name, module in self.model.named_modules() if isinstance(module, nn.Linear)]
-        own_linears = {name for name, module in linears if type(module) is not nn.Linear}
+        own_linears = _own_linears(self.model)
         #: Weights of linears that the checkpoint stores as [K, N].
         self._transposed = plain_linears(self.model)
         self.config = self.model.config.get_text_config()
@@ -70,11 +69,8 @@ class SourceModel:
         heads = (f"{name}." for name, module in self.model.named_modules() if module is head)
         self._text_modules = (f"{self.decoder}.", *heads)
         self.blocks_name, self.blocks = find_blocks(text, self.decoder)
-        quantized = {
-            f"{self.block_prefix(at)}.{name}" for at, block in enumerate(self.blocks) for name in block_linears(block)
-        }
         #: Whether transformers has a custom class for linears that are quantized, which programs do not replace then.
-        self.has_own_linears = not own_linears.isdisjoint(quantized)
+        self.has_own_linears = not own_linears.isdisjoint(shape.name for shape in self.linear_shapes())
         names = TensorNames(self.model)
         self._renamed = _renamed(self.model, checkpoint, names)
         self._joined = _joined(self.model, checkpoint, names)
@@ -397,6 +393,12 @@ def cast(tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
             raise error("not_finite", what=f"{name} (up to {largest:.3g}) as {dtype}", hint="Use -t bf16.")
         raise error("not_finite", what=name, hint="The source checkpoint is damaged; fetch it again.")
     return result
+
+
+def _own_linears(model: nn.Module) -> set[str]:
+    """Return the names of the linears of a model that are of a custom class."""
+    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return {name for name, module in linears if type(module) is not nn.Linear}
 
 
 def _joined(model: nn.Module, checkpoint: Checkpoint, names: TensorNames) -> dict[str, Joined]:

@@ -56,6 +56,7 @@ class TensorParallelPlan:
     widths      key of config.json -> (width in the source, width in the output), for every padded MLP width.
     notes       what was changed and what may concern a server, one sentence each, for the report.
     elsewhere   sizes that work for servers which reduce partial sums, if ``tp`` is not one of them; else None.
+    format      the format of the output, if that of the method cannot hold every layer; else None.
     """
 
     tp: int
@@ -64,6 +65,7 @@ class TensorParallelPlan:
     widths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     elsewhere: tuple[int, ...] | None = None
+    format: str | None = None
 
     @property
     def parts(self) -> int:
@@ -71,8 +73,8 @@ class TensorParallelPlan:
         return self.tp if self.elsewhere is None else 1
 
     def fit(self, spec: QuantSpec) -> QuantSpec:
-        """Return ``spec`` with this group size, also in layer overrides that had the spec's."""
-        return _with_groups(spec, self.group_size)
+        """Return ``spec`` in this format, with this group size, also in layer overrides that had the spec's."""
+        return _with_groups(replace(spec, format=self.format or spec.format), self.group_size)
 
     def record(self) -> dict[str, object]:
         """Return the entry for the output's config.json, under ``aiakq``."""
@@ -168,7 +170,21 @@ class _Planner:
                 return self._plan(tp, spec, free and spec.group_size != usual, widths)
             problems += [problem] if problem else []
         # The problem that remains after choosing and padding is the actual obstacle.
-        return next((one for one in reversed(problems) if one.id == "tensor_parallel"), problems[0])
+        remaining = next((one for one in reversed(problems) if one.id == "tensor_parallel"), problems[0])
+        return self._in_another_format(tp, remaining) or remaining
+
+    def _in_another_format(self, tp: int, problem: AiakqError) -> TensorParallelPlan | None:
+        """Return the plan for the format that holds layers of every shape, or None if that does not help."""
+        other = replace(self.spec, format=formats.FALLBACK)
+        given = self.options.format is not None or self.spec.format in (formats.FALLBACK, "gguf")
+        if problem.id != "layer_shape" or given or formats.supports(other) is not None:
+            return None
+        plan = replace(self, spec=other).settle(tp)
+        if isinstance(plan, AiakqError):
+            return None
+        about = problem.fields
+        note = f"Written as {other.format}: {about['reason']}, and {about['layer']} is {about['n']} x {about['k']}."
+        return replace(plan, format=other.format, notes=(note, *plan.notes))
 
     def _problem(self, tp: int, spec: QuantSpec, linears: list[LinearShape]) -> AiakqError | None:
         """Return the first problem, or None."""

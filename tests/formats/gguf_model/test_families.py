@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_files import FAMILIES, floats, original, originals, unpacked
+from gguf_files import FAMILIES, floats, originals, read_as, unpacked
 
 from aiakq.formats.gguf.file import GGUFFile
 from aiakq.formats.gguf_model import FAMILIES as TABLES
@@ -32,26 +32,10 @@ def read(family: str, folder) -> tuple[GGUFFile, Metadata, dict[str, Any]]:
     return file, keys, config_of(keys, shapes, lambda name: floats(file, name))
 
 
-def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The experts of Llama 4 in tensors of their own, as they are read, instead of all as [E, K, 2F] and [E, F, K]."""
-    found = {}
-    for name, value in tensors.items():
-        prefix, inside, last = name.rpartition(".experts.")
-        if not inside:
-            found[name] = value
-            continue
-        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[last]
-        for number, expert in enumerate(value.mT):
-            for part, rows in zip(parts, expert.chunk(len(parts)), strict=True):
-                found[f"{prefix}.experts.{number}.{part}.weight"] = rows
-    return found
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_tensors_are_those_that_were_converted(family, tmp_path):
     file, keys, config = read(family, tmp_path)
-    wanted = {name: original(name, tuple(shape)) for name, shape in originals()[family]["shapes"].items()}
-    wanted = apart(wanted) if family == "llama4" else wanted
+    wanted = read_as(family)
     expected = {name: tuple(value.shape) for name, value in wanted.items()}
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     sources = tensor_names(config, keys, shapes)

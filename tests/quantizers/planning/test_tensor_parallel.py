@@ -69,9 +69,14 @@ def test_a_group_that_does_not_divide_lists_those_that_do() -> None:
     assert plan(options(group_size=-1), layer(k=11008 + 32)).group_size == -1
 
 
-def test_shapes_that_do_not_fill_packed_words_are_refused() -> None:
-    assert refused(options(group_size=-1), layer(n=40)).id == "layer_shape"
-    assert refused(options("awq", group_size=-1), layer(n=36)).id == "layer_shape"
+def test_shapes_that_do_not_fill_packed_words_are_written_as_another_format() -> None:
+    assert refused(options(group_size=-1, format="gptq"), layer(n=40)).id == "layer_shape"
+    assert refused(options("awq", group_size=-1, format="awq"), layer(n=36)).id == "layer_shape"
+    for asked, n in ((options(), 40), (options("awq"), 36)):
+        found = plan(asked, layer(n=n), layer(name="other"))
+        assert found.fit(asked.spec("0")).format == "compressed-tensors" and found.group_size == 128
+        assert "mlp.down_proj is" in found.notes[0] and f"{n} x 4096" in found.notes[0]
+        assert plan(asked, layer()).format is None
     assert plan(options("weight_only_int8"), layer(n=37, k=41)).group_size == -1
 
 

@@ -381,3 +381,14 @@ def test_models_whose_linears_transformers_does_not_replace_are_not_loaded_there
             any("a class of its own" in line for line in report.warnings) == is_own == bool(report.not_in_transformers)
         )
         assert ("from_pretrained" not in (folder / "README.md").read_text()) == is_own
+
+
+def test_awq_files_in_which_transformers_expects_factors_of_activations_are_not_loaded_there(tiny_model, tmp_path):
+    """It fills them with what is in memory, and the model computes NaN."""
+    for architecture, expects in (("Starcoder2ForCausalLM", True), ("LlamaForCausalLM", False)):
+        folder = tmp_path / architecture
+        quick = {"evaluate": False, "samples": 4, "seqlen": 32, "group_size": 32}
+        report = quantize_checkpoint(QuantizeOptions(str(tiny_model(architecture)), str(folder), "awq", **quick))
+        assert ("factors that AutoAWQ writes" in report.not_in_transformers) == expects
+        card = (folder / "README.md").read_text()
+        assert ("from_pretrained" not in card) == expects and "vllm serve" in card
