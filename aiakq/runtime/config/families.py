@@ -51,6 +51,7 @@ MODEL_TYPES: Mapping[str, str] = {
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "SolarOpenForCausalLM": "solar_open",
     "HYV4ForCausalLM": "hy_v4",
+    "RecurrentGemmaForCausalLM": "recurrent_gemma",
     "MiMoForCausalLM": "mimo",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "KimiLinearForCausalLM": "kimi_linear",
