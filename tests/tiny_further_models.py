@@ -17,6 +17,14 @@ _ALPHA = {"rope_type": "dynamic", "rope_theta": 300.0, "alpha": 50.0, "factor": 
 SPREADS = {"ZambaForCausalLM": 0.7, "Zamba2ForCausalLM": 0.7}
 FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     **LINEAR,
+    "MiMoV2FlashForCausalLM": (
+        "mimo_v2_flash",
+        {
+            **_SIZES, "num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 48, "v_head_dim": 32,
+            "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 128, "sliding_window": 16,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"], "routed_scaling_factor": 1.5,
+        },
+    ),
     "ZambaForCausalLM": (
         "zamba",
         {

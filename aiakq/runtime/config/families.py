@@ -52,6 +52,7 @@ MODEL_TYPES: Mapping[str, str] = {
     "SolarOpenForCausalLM": "solar_open",
     "HYV4ForCausalLM": "hy_v4",
     "RecurrentGemmaForCausalLM": "recurrent_gemma",
+    "MiMoV2FlashForCausalLM": "mimo_v2_flash",
     "MiMoForCausalLM": "mimo",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "KimiLinearForCausalLM": "kimi_linear",

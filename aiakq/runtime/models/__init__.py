@@ -21,6 +21,7 @@ ARCHITECTURES: Registry[FamilyModule] = Registry(
         "LlamaForCausalLM": "aiakq.runtime.models.llama",
         "MistralForCausalLM": "aiakq.runtime.models.mistral",
         "Qwen2ForCausalLM": "aiakq.runtime.models.qwen2",
+        "MiMoV2FlashForCausalLM": "aiakq.runtime.models.mimo_v2_flash",
         "MiMoForCausalLM": "aiakq.runtime.models.qwen2",
         "Qwen3ForCausalLM": "aiakq.runtime.models.qwen3",
         "MixtralForCausalLM": "aiakq.runtime.models.mixtral",
