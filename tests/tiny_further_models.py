@@ -14,9 +14,31 @@ _SIZES = {
 _ALPHA = {"rope_type": "dynamic", "rope_theta": 300.0, "alpha": 50.0, "factor": 1.0}
 #: Standard deviation of the products with the matrices of fresh models; 1.5 for others. With more, Zamba 2's blocks
 #: amplify the rounding of float32 until transformers is 0.02 nats from its own float64 (and aiakq as far).
-SPREADS = {"Zamba2ForCausalLM": 0.7}
+SPREADS = {"ZambaForCausalLM": 0.7, "Zamba2ForCausalLM": 0.7}
 FURTHER: dict[str, tuple[str, dict[str, Any]]] = {
     **LINEAR,
+    "MiMoV2FlashForCausalLM": (
+        "mimo_v2_flash",
+        {
+            **_SIZES, "num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 48, "v_head_dim": 32,
+            "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 128, "sliding_window": 16,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"], "routed_scaling_factor": 1.5,
+        },
+    ),
+    "ZambaForCausalLM": (
+        "zamba",
+        {
+            **_SIZES, "num_hidden_layers": 5, "num_key_value_heads": 4, "mamba_d_state": 12, "mamba_dt_rank": 8,
+            "attn_layer_period": 2, "attn_layer_offset": 1,
+        },
+    ),
+    "RecurrentGemmaForCausalLM": (
+        "recurrent_gemma",
+        {
+            **_SIZES, "num_hidden_layers": 3, "num_key_value_heads": 1, "lru_width": 128, "attention_window_size": 16,
+            "intermediate_size": 512, "logits_soft_cap": 8.0,
+        },
+    ),
     "XGLMForCausalLM": (
         "xglm",
         {

@@ -95,6 +95,7 @@ SERVED: dict[str, dict[str, Any]] = {
         "num_layers": 2,
     },
     "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "recurrent_gemma": {"lru_width": 64, **HEADS, "num_hidden_layers": 3, "intermediate_size": 192},
     "mamba": {"state_size": 4, "time_step_rank": 24}, "falcon_mamba": {"state_size": 4, "time_step_rank": 24},
     "jamba": {**EXPERTS, "mamba_d_state": 4, "mamba_dt_rank": 24, "attn_layer_period": 2, "attn_layer_offset": 1},
     "mamba2": {"num_heads": 32, "head_dim": 4, "state_size": 16, "n_groups": 1, "chunk_size": 16},
@@ -126,8 +127,9 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 #: Nothing would run what would be written.
 REFUSED: dict[str, dict[str, Any]] = {
-    "jetmoe": {**LOCAL, "kv_channels": 16}, "recurrent_gemma": {"lru_width": 64, **HEADS},
+    "jetmoe": {**LOCAL, "kv_channels": 16},
     "hy_v4": {**EXPERTS, **INDEXED, "indexer_types": ["full", "full"]},
+    "zamba": {"mamba_d_state": 4, "mamba_dt_rank": 8, "num_key_value_heads": 4, "num_hidden_layers": 3},
     "zamba2": {
         "layers_block_type": ["hybrid", "hybrid"], "num_key_value_heads": 4, "n_mamba_heads": 8, "adapter_rank": 16,
     },

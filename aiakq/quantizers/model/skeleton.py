@@ -71,7 +71,7 @@ def skeleton(checkpoint: Checkpoint, trust_remote_code: bool, widths: Mapping[st
     if "shared" in (getattr(config, "indexer_types", None) or ()):
         what = f"Running {type(model).__name__} block by block, of which some share the index of another,"
         raise error("unsupported", what=what, hint="Models whose blocks all have an index can be quantized.")
-    if config.get_text_config().model_type == "zamba2":
+    if config.get_text_config().model_type in ("zamba", "zamba2"):
         what = f"Running {type(model).__name__} block by block, of which some share their weights,"
         raise error(
             "unsupported",

@@ -51,6 +51,8 @@ MODEL_TYPES: Mapping[str, str] = {
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "SolarOpenForCausalLM": "solar_open",
     "HYV4ForCausalLM": "hy_v4",
+    "RecurrentGemmaForCausalLM": "recurrent_gemma",
+    "MiMoV2FlashForCausalLM": "mimo_v2_flash",
     "MiMoForCausalLM": "mimo",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "KimiLinearForCausalLM": "kimi_linear",

@@ -104,9 +104,13 @@ def heads_of_layers(raw: Mapping[str, Any], heads: int) -> dict[int, tuple[int, 
 
     heads  number of query heads, which key heads divide. Raises ``model_malformed``.
     """
-    if raw.get("model_type") != "gemma4_text":
+    if raw.get("model_type") not in ("gemma4_text", "mimo_v2_flash"):
         return {}
-    found = {layer: (own["head_dim"], own["num_key_value_heads"]) for layer, own in raw["per_layer_config"].items()}
+    if raw["model_type"] == "mimo_v2_flash":  # twice as many key heads in layers with a window
+        own = raw["head_dim"], 2 * raw["num_key_value_heads"]
+        found = {layer: own for layer, kind in enumerate(raw["layer_types"]) if kind == "sliding_attention"}
+    else:
+        found = {layer: (own["head_dim"], own["num_key_value_heads"]) for layer, own in raw["per_layer_config"].items()}
     for head_dim, kv_heads in found.values():
         if head_dim % 2 or heads % kv_heads:
             stated = f"{heads} attention heads cannot share {kv_heads} key-value heads of {head_dim} elements"

@@ -223,7 +223,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("clip_qkv", "final_logit_softcapping", "attn_logit_softcapping", "rope_local_base_freq"), float),
     **dict.fromkeys(("n_group", "topk_group", "num_experts_per_tok", "num_ln_in_parallel_attn"), int),
     **dict.fromkeys(
-        ("sliding_window_pattern", "mamba_d_head", "time_step_rank", "mamba_dt_rank", "moe_topk"), object
+        ("block_types", "sliding_window_pattern", "mamba_d_head", "time_step_rank", "mamba_dt_rank", "moe_topk"), object
     ),  # checked where they are read
     **dict.fromkeys(("no_rope_layers", "mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs"), list),
     **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), list),
@@ -250,7 +250,7 @@ _OF_TYPE = {
     int: COUNT,
 }
 #: Taps of convolutions, which need a state: with one there is none.
-_TAPS = frozenset({"conv_L_cache", "conv_kernel", "linear_conv_kernel_dim", "mamba_d_conv"})
+_TAPS = frozenset({"conv1d_width", "conv_L_cache", "conv_kernel", "linear_conv_kernel_dim", "mamba_d_conv"})
 _OFF: tuple[object, ...] = (None, False, "", [], {})
 
 

@@ -363,6 +363,10 @@ def _implied_kinds(raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     if kind == "jamba":
         period, offset = raw["attn_layer_period"], raw["attn_layer_offset"]
         return tuple("linear_attention" if layer % period != offset else "full_attention" for layer in range(layers))
+    if kind == "zamba":
+        period, offset = raw["attn_layer_period"], raw["attn_layer_offset"]
+        implied = ["hybrid" if layer % period == offset else "linear_attention" for layer in range(max(layers - 3, 0))]
+        return ("linear_attention", "linear_attention", "hybrid", *implied)[:layers]
     if kind == "olmo_hybrid":
         implied = ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(layers)]
         return (*implied[:-1], implied[-1] if layers > 3 else "full_attention")

@@ -42,6 +42,25 @@ def kimi_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, "layer_types": kinds}
 
 
+def recurrent_gemma_layers(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``raw`` of RecurrentGemma with the kinds of layers, which repeat ``block_types``, the window of those with
+    attention, and the length of the texts of its training, which files leave out (arXiv:2402.19427).
+
+    Raises ``model_malformed``.
+    """
+    kinds = {"recurrent": "linear_attention", "attention": "sliding_attention"}
+    blocks = raw["block_types"]
+    if not isinstance(blocks, list | tuple) or not blocks or any(block not in kinds for block in blocks):
+        raise malformed("block_types", blocks, f"a list of {' and '.join(kinds)}")
+    layers = min(read_value(raw, SIZE, "num_hidden_layers"), 10_000)
+    return {
+        **raw,
+        "layer_types": [kinds[blocks[layer % len(blocks)]] for layer in range(layers)],
+        "sliding_window": read_value(raw, SIZE, "attention_window_size"),
+        "max_position_embeddings": raw.get("max_position_embeddings") or 8192,
+    }
+
+
 #: Mamba's keys; transformers' class has no intermediate_size, but lets files set it.
 _SELECTIVE: dict[str, object] = {
     "intermediate_size": None,
@@ -91,6 +110,25 @@ RECURRENT_FAMILIES: dict[str, Family] = {
         fixed=dict.fromkeys(("rope_theta", "rope_scaling", "partial_rotary_factor"), ()),
         theta=1e6,
         kinds=frozenset({"conv", "sliding_attention"}),
+    ),
+    "recurrent_gemma": Family(
+        {
+            "intermediate_size": 7680,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rms_norm_eps": 1e-6,
+            "attention_window_size": 2048,
+            "block_types": ("recurrent", "recurrent", "attention"),
+            "lru_width": None,
+            "conv1d_width": 4,
+            "logits_soft_cap": 30.0,
+            "tie_word_embeddings": True,
+            **ATTENTION_BIAS,
+        },
+        aliases={"sliding_window": "attention_window_size", "_block_types": "block_types"},
+        rotated=0.5,
+        kinds=RECURRENT | {"sliding_attention"},
     ),
     "mamba": Family(
         _SELECTIVE,
@@ -247,6 +285,33 @@ RECURRENT_FAMILIES: dict[str, Family] = {
         ),
         rotary=False,
         kinds=frozenset({"linear_attention", "mlp", "moe"}),
+    ),
+    "zamba": Family(
+        {
+            "layer_types": None,
+            "num_key_value_heads": 16,
+            "head_dim": None,
+            "attention_hidden_size": None,
+            "max_position_embeddings": 4096,
+            "intermediate_size": 14848,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "attn_layer_period": 6,
+            "attn_layer_offset": 4,
+            "n_mamba_heads": 2,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_dt_rank": "auto",
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+        },
+        aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
+        fixed={"hidden_mamba_act": ("silu",)},
+        unread=frozenset({"use_associative_scan"}),
+        rotary=False,
+        kinds=frozenset({"linear_attention", "hybrid"}),
     ),
     "zamba2": Family(
         {

@@ -44,6 +44,10 @@ _KINDS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
         "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
+    "mimo_v2_flash": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.334},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.334},
+    },
     "lfm3": {
         "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -60,7 +64,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 #: Scaling types of the families whose class in transformers refuses others.
 _TYPES = dict.fromkeys(("phi3", "phimoe"), ("default", "longrope"))
 #: Families whose layers may have rotary parameters by kind.
-_BY_KIND = ("gemma3_text", "gemma3n_text", "gemma4_text", "olmo3", "lfm3")
+_BY_KIND = ("gemma3_text", "gemma3n_text", "gemma4_text", "olmo3", "lfm3", "mimo_v2_flash")
 #: Families whose layers with a window have a base of their own -> that of files without one.
 _LOCAL_BASES = {"gemma3_text": 10000.0, "gemma3n_text": 10000.0}
 #: Native families whose frequencies may be proportional.

@@ -59,6 +59,21 @@ class QueryScales:
         self._scale(queries, positions=positions, out=queries)
 
 
+class ValueScale:
+    """Multiplies values by a factor (MiMo-V2-Flash).
+
+    width  number of columns of the values.
+    """
+
+    def __init__(self, factor: float, width: int, ops: Ops) -> None:
+        self._scale, self._width = ops.scaling(factor), width
+
+    def __call__(self, qkv: Tensor, positions: Tensor) -> None:
+        """See ProjectionStep: qkv [T, H D + Hkv (D + value_dim)]."""
+        values = qkv[:, qkv.shape[1] - self._width :]
+        self._scale(values, out=values)
+
+
 class KeysAsValues(LinearLayer):
     """Projection to queries, keys and values that are the keys (Gemma 4).
 

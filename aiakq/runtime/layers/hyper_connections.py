@@ -35,7 +35,8 @@ class StreamWeights:
         root = torch.sqrt(self._sum(values * values) / self.width + self._norm_eps)
         weights = self._sigmoid(self._projection(values) / root * self._scales + self._base)
         assert isinstance(weights, Tensor)
-        return weights + self._eps
+        shifted: Tensor = weights + self._eps
+        return shifted
 
 
 def collapsed(x: Tensor, weights: Tensor) -> Tensor:
@@ -44,7 +45,8 @@ def collapsed(x: Tensor, weights: Tensor) -> Tensor:
     total = weights[:, :1] * streams[:, 0]
     for number in range(1, weights.shape[1]):  # in this order for every row
         total += weights[:, number, None] * streams[:, number]
-    return total.to(x.dtype)
+    joined: Tensor = total.to(x.dtype)
+    return joined
 
 
 @dataclass

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aiakq.kernels.ops import Ops
+from aiakq.kernels.ops.batched import BatchedLinear
 from aiakq.kernels.ops.gated_norm import GatedNorm
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.norm import Norm
@@ -219,6 +220,50 @@ class SelectiveStateSpace(RecurrentLayer):
         return self.output(self._scan(values, self.steps(steps), keys, queries, gate, cache[1], context))
 
 
+class HeadedStateSpace(RecurrentLayer):
+    """A convolution, and selective scans of H parts of its channels, each with projections of its own (Zamba).
+
+    project     fused projection to the values and the gates of all outputs.
+    parameters  of each head's convolved values [T, H, C / H] to low-rank steps, keys and queries.
+    steps       of each head's low-rank steps to a step per channel, without its bias.
+    """
+
+    def __init__(
+        self,
+        project: LinearLayer,
+        convolution: ConvolutionSpec,
+        parameters: BatchedLinear,
+        steps: BatchedLinear,
+        scans: Sequence[SelectiveScanSpec],
+        rank: int,
+        output: LinearLayer,
+        ops: Ops,
+    ) -> None:
+        """rank: size of the low-rank steps."""
+        super().__init__(project, [convolution.state_shape, *(scan.state_shape for scan in scans)], ops)
+        self.parameters, self.steps, self.output, self._copy = parameters, steps, output, ops.scaling()
+        self._convolution, self._scans = ops.convolution(convolution), [ops.selective_scan(scan) for scan in scans]
+        self._rank, self._state_size = rank, scans[0].state_shape[0]
+
+    def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; updates the states in ``cache``. The positions [T] are not used."""
+        values, gate = self.project(x).chunk(2, dim=-1)
+        values = self._convolution(values, cache[0], context)
+        heads, rank, size = len(self._scans), self._rank, self._state_size
+        by_head = values.unflatten(1, (heads, -1))
+        parameters = values.new_empty(len(values), heads, rank + 2 * size)
+        self.parameters(by_head, parameters)
+        steps = torch.empty_like(by_head)
+        self.steps(parameters[..., :rank], steps)
+        out = torch.empty_like(values)
+        gates, outs = gate.unflatten(1, (heads, -1)), out.unflatten(1, (heads, -1))
+        for head, scan in enumerate(self._scans):
+            keys, queries = parameters[:, head, rank : rank + size], parameters[:, head, rank + size :]
+            part = scan(by_head[:, head], steps[:, head], keys, queries, gates[:, head], cache[1 + head], context)
+            self._copy(part, out=outs[:, head])
+        return self.output(out)
+
+
 class SiluGate:
     """x * silu(gate), in place of a gated norm; the interface is GatedNorm in kernels/ops/gated_norm.py."""
 
@@ -243,7 +288,7 @@ def _plain(x: LinearInput) -> Tensor:
 class HybridMixer:
     """Base class of layers with attention and a recurrent layer, whose cache has keys and values and states."""
 
-    def __init__(self, attention: Attention, recurrent: GatedRecurrence) -> None:
+    def __init__(self, attention: Attention, recurrent: RecurrentLayer) -> None:
         self.attention, self.recurrent = attention, recurrent
 
     def input_layout(self, m: int) -> ActivationLayout | None:
@@ -281,6 +326,7 @@ class ParallelMixers(HybridMixer):
         ops: Ops,
     ) -> None:
         super().__init__(attention, recurrent)
+        self._recurrent = recurrent
         self._before: list[Scaling | None] = [None if scale == 1 else ops.scaling(scale) for scale in before]
         self._after = [ops.scaling(scale) for scale in after]
 
@@ -289,6 +335,6 @@ class ParallelMixers(HybridMixer):
         assert isinstance(x, Tensor) and isinstance(cache, HybridCache)
         inputs = [x if scale is None else scale(x) for scale in self._before]
         attended = self.attention(inputs[0], positions, cache.paged, context)
-        mixed = self.recurrent(inputs[1], positions, cache.states, context)
+        mixed = self._recurrent(inputs[1], positions, cache.states, context)
         for_attention, for_recurrent = self._after
         return for_recurrent(mixed, for_attention(attended, out=attended), out=mixed)

@@ -1,4 +1,4 @@
-"""Zamba 2's hybrid layers: a transformer block that several layers share, before the recurrent layer of each."""
+"""Hybrid layers of Zamba: a transformer block that several layers share, before the recurrent layer of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiakq.kernels.recurrent_types import HybridCache
 from aiakq.kernels.types import AttentionContext, LayerCache, LinearInput
 from aiakq.runtime.layers.attention import Attention
 from aiakq.runtime.layers.mlp import MLP
-from aiakq.runtime.layers.recurrent import GatedRecurrence, HybridMixer
+from aiakq.runtime.layers.recurrent import GatedRecurrence, HeadedStateSpace, HybridMixer
 
 
 class StepEmbeddings:
@@ -74,10 +74,21 @@ class SharedBlockMixer(HybridMixer):
     """
 
     def __init__(
-        self, block: SharedBlock, norm: Norm, recurrent: GatedRecurrence, embeddings: StepEmbeddings, ops: Ops
+        self,
+        block: SharedBlock,
+        norm: Norm,
+        recurrent: GatedRecurrence | HeadedStateSpace,
+        embeddings: StepEmbeddings,
+        ops: Ops,
     ) -> None:
         super().__init__(block.attention, recurrent)
-        self._block, self._norm, self._embeddings, self._add = block, norm, embeddings, ops.scaling()
+        self._recurrent, self._block, self._norm, self._embeddings, self._add = (
+            recurrent,
+            block,
+            norm,
+            embeddings,
+            ops.scaling(),
+        )
 
     def __call__(self, x: LinearInput, positions: Tensor, cache: LayerCache, context: AttentionContext) -> Tensor:
         """x [T, hidden] and positions [T] int64 -> [T, hidden]; updates ``cache``, a HybridCache."""
@@ -89,7 +100,7 @@ class SharedBlockMixer(HybridMixer):
         attended = block.attention(block.norm(both), positions, cache.paged, context)
         computed = block.output(block.mlp(block.mlp_norm(attended)))
         summed = self._add(computed, x, out=computed)
-        return self.recurrent(self._norm(summed), positions, cache.states, context)
+        return self._recurrent(self._norm(summed), positions, cache.states, context)
 
 
 @dataclass

@@ -66,6 +66,10 @@ class RoundingAtLoad:
         return found
 
 
+#: Small tensors [H, N, K] of recurrent layers, with a part for each head (Zamba, RecurrentGemma), which stay floats.
+_BY_HEAD = frozenset({"A_log", "x_proj_weight", "dt_proj_weight", "input_gate_weight", "recurrent_gate_weight"})
+
+
 def layer_of(spec: QuantSpec, k: int) -> LayerSpec:
     """Return how a layer with K inputs is rounded: in the largest groups that divide K, if not in whole rows."""
     if spec.group_size == -1:
@@ -79,7 +83,7 @@ def _check_layout(checkpoint: Checkpoint, spec: QuantSpec) -> None:
         reason = ""
         if name in checkpoint.beside_text:
             continue
-        if len(info.shape) == 3 and "conv" not in name:
+        if len(info.shape) == 3 and "conv" not in name and last not in _BY_HEAD:
             reason = "its experts are fused into one tensor"
         elif last == "weight" and is_transposed(checkpoint.config, module):
             reason = "its layers are stored transposed"

@@ -70,13 +70,6 @@ class DeepseekV32Builder(DeepseekBuilder):
             return super().is_dense(layer)
         return self.listed("mlp_layer_types", kinds, _MLP_KINDS)[layer]
 
-    def listed(self, key: str, kinds: Any, meanings: Mapping[str, bool]) -> list[bool]:
-        """Return what the kind of each layer in the list ``kinds`` means. Raises ``model_malformed``."""
-        layers = self.config.num_layers
-        if not isinstance(kinds, list | str) or len(kinds) != layers or any(kind not in meanings for kind in kinds):
-            raise malformed(key, kinds, f"{layers} times one of {', '.join(meanings)}")
-        return [meanings[kind] for kind in kinds]
-
     def attention(self, layer: int) -> IndexedLatentAttention:
         """Return latent attention with an index."""
         projection, output = self.latent_projections(layer)

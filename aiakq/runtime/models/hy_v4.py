@@ -30,6 +30,7 @@ class HyV4Builder(DeepseekV32Builder):
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, weights)
+        self.index_eps = config.norm_eps
         self.streams, self.eps = size(self.raw, "hc_mult"), float(self.raw["hc_eps"])
         self.expert_limit = float(self.raw["swiglu_limit"])
         if self.expert_limit <= 0:
@@ -78,7 +79,7 @@ class HyV4Builder(DeepseekV32Builder):
         return StreamWeights(projection, scales, base, self.config.norm_eps, self.eps, self.ops)
 
     def floats(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor of hyper-connections, which stay float32."""
+        """Return a tensor [*shape] of hyper-connections, which stay float32."""
         return self.weights.tensor(name, *shape, dtype=torch.float32)
 
     def final_norm(self) -> Norm:
@@ -120,11 +121,6 @@ class HyV4Builder(DeepseekV32Builder):
         if self.index_size < rotary.rotated:
             raise malformed("index_head_dim", self.index_size, f"at least {rotary.rotated}")
         return replace(super().indexer(layer, rotary), first_rotated=self.index_size - rotary.rotated)
-
-    @property
-    def index_eps(self) -> float:
-        """Epsilon of the norm of index keys."""
-        return self.config.norm_eps
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

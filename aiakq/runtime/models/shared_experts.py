@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from aiakq.errors import error
+from aiakq.formats.config_values import malformed
 from aiakq.kernels.ops.routing import Routing, SigmoidRouting
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.models.builder import DecoderBuilder
@@ -50,9 +51,18 @@ class SharedExpertsBuilder(DecoderBuilder):
         sparse.shared = self.shared_experts(f"{prefix}.shared_experts", shared)
         return sparse
 
-    def shared_experts(self, name: str, width: int) -> MLP:
-        """Return the module ``name`` with the shared experts, which are one MLP with an intermediate size ``width``."""
+    def shared_experts(self, name: str, width: int) -> MLP | None:
+        """Return the module ``name`` with the shared experts, one MLP with an intermediate size ``width``; None in
+        families without.
+        """
         return gated(self.config, self.weights, name, width, self.mlp_bias)
+
+    def listed(self, key: str, kinds: Any, meanings: Mapping[str, bool]) -> list[bool]:
+        """Return what the kind of each layer in the list ``kinds`` means. Raises ``model_malformed``."""
+        layers = self.config.num_layers
+        if not isinstance(kinds, list | str) or len(kinds) != layers or any(kind not in meanings for kind in kinds):
+            raise malformed(key, kinds, f"{layers} times one of {', '.join(meanings)}")
+        return [meanings[kind] for kind in kinds]
 
     def is_dense(self, layer: int) -> bool:
         """Whether a layer has a dense MLP."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 from aiakq.errors import error
 from aiakq.formats.config_values import malformed
@@ -15,7 +16,7 @@ from aiakq.kernels.types import RotaryTables
 from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.activation import activation
 from aiakq.runtime.layers.attention import Attention
-from aiakq.runtime.layers.recurrent import GatedRecurrence
+from aiakq.runtime.layers.recurrent import GatedRecurrence, HeadedStateSpace
 from aiakq.runtime.layers.shared_block import (
     LowRankSum,
     SharedBlock,
@@ -32,10 +33,15 @@ from aiakq.runtime.models.mixture import size
 _GATED_EPS = 1e-5
 
 
-class Zamba2Builder(DecoderBuilder):
-    """Zamba 2; ``hybrid`` has the numbers of the layers that use a transformer block."""
+class SharedBlocksBuilder(DecoderBuilder):
+    """The common parts of Zamba and Zamba 2.
+
+    hybrid   numbers of the layers that use a transformer block.
+    gate_up  names of the first linear layers of its MLP.
+    """
 
     names = Names(norm="model.final_layernorm")
+    gate_up: ClassVar[tuple[str, ...]] = ("gate_up_proj",)
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         width, heads = 2 * config.hidden_size, config.num_heads
@@ -44,17 +50,12 @@ class Zamba2Builder(DecoderBuilder):
         if width % heads:
             raise malformed("num_attention_heads", heads, f"a divisor of {width}")
         super().__init__(replace(config, head_dim=width // heads), weights)
-        raw = config.raw
-        self.mlp_bias = bool(raw.get("add_bias_linear", False))
         self.scale = (self.config.head_dim / 2) ** -0.5
-        self.rank, self.blocks = size(raw, "adapter_rank"), size(raw, "num_mem_blocks")
         self.hybrid = [layer for layer, kind in enumerate(config.layer_kinds) if kind == "hybrid"]
         self.embeddings = StepEmbeddings(self.ops)
         self._shared: dict[str, tuple[Norm, LinearLayer, LinearLayer, Norm, LinearLayer, LinearLayer]] = {}
         if "full_attention" in config.layer_kinds:
-            raise malformed("layers_block_type", raw.get("layer_types"), "a list of mamba and hybrid")
-        if raw.get("use_shared_attention_adapter") and config.num_kv_heads != heads:
-            raise unsupported(config, "adapters of attention whose keys are shared by heads")
+            raise malformed("layers_block_type", config.raw.get("layer_types"), "a list of mamba and hybrid")
         if self.hybrid and weights.stage is not None and len(weights.stage.layers) < config.num_layers:
             what = f"A pipeline stage of a {config.architecture}, whose layers read the embeddings of the first stage,"
             raise error("unsupported", what=what, hint="Set -pp to 1, or use -tp instead.")
@@ -72,6 +73,54 @@ class Zamba2Builder(DecoderBuilder):
         norm, mamba = self.norm(f"{own}.{self.names.attention_norm}"), self.mamba(f"{own}.mamba")
         mixer = SharedBlockMixer(self.transformer(layer), norm, mamba, self.embeddings, self.ops)
         return SharedBlockLayer(mixer, self.ops.scaling())
+
+    def mamba(self, prefix: str) -> GatedRecurrence | HeadedStateSpace:
+        """Return the recurrent layer at ``prefix``."""
+        raise NotImplementedError
+
+    def transformer(self, layer: int) -> SharedBlock:
+        """Return what the hybrid layer ``layer`` uses of its transformer block."""
+        raise NotImplementedError
+
+    def shared(self, prefix: str) -> tuple[Norm, LinearLayer, LinearLayer, Norm, LinearLayer, LinearLayer]:
+        """Return the norms and linear layers of the transformer block at ``prefix``, the same objects for all uses."""
+        if prefix not in self._shared:
+            D, F, bias, weights = self.config.hidden_size, self.config.intermediate_size, self.mlp_bias, self.weights
+            queries, keys, values = self.qkv_widths()
+            parts = zip(("q_proj", "k_proj", "v_proj"), (queries, keys, values), strict=True)
+            self._shared[prefix] = (
+                self.norm(f"{prefix}.input_layernorm", 2 * D),
+                weights.stacked([(f"{prefix}.self_attn.{name}", width) for name, width in parts], 2 * D),
+                weights.linear(f"{prefix}.self_attn.o_proj", D, queries),
+                self.norm(f"{prefix}.pre_ff_layernorm"),
+                self.first_of_mlp(f"{prefix}.feed_forward"),
+                weights.linear(f"{prefix}.feed_forward.down_proj", D, F, bias=bias),
+            )
+        return self._shared[prefix]
+
+    def first_of_mlp(self, prefix: str) -> LinearLayer:
+        """Return the gate and up projections of the MLP at ``prefix``."""
+        D, F = self.config.hidden_size, self.config.intermediate_size
+        names = [f"{prefix}.{name}" for name in self.gate_up]
+        if len(names) == 1:
+            return self.weights.linear(names[0], 2 * F, D, bias=self.mlp_bias)
+        return self.weights.stacked([(name, F) for name in names], D)
+
+    def rotary(self, layer: int) -> RotaryTables | None:
+        """Return None: there are no positions."""
+        return None
+
+
+class Zamba2Builder(SharedBlocksBuilder):
+    """Zamba 2."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        super().__init__(config, weights)
+        raw = config.raw
+        self.mlp_bias = bool(raw.get("add_bias_linear", False))
+        self.rank, self.blocks = size(raw, "adapter_rank"), size(raw, "num_mem_blocks")
+        if raw.get("use_shared_attention_adapter") and config.num_kv_heads != config.num_heads:
+            raise unsupported(config, "adapters of attention whose keys are shared by heads")
 
     def mamba(self, prefix: str) -> GatedRecurrence:
         """Return the Mamba 2 layer at ``prefix``."""
@@ -110,29 +159,13 @@ class Zamba2Builder(DecoderBuilder):
             self.weights.linear(self.layer_name(layer, "linear"), D, D),
         )
 
-    def shared(self, prefix: str) -> tuple[Norm, LinearLayer, LinearLayer, Norm, LinearLayer, LinearLayer]:
-        """Return the norms and linear layers of the transformer block at ``prefix``, the same objects for all uses."""
-        if prefix not in self._shared:
-            D, F, bias, weights = self.config.hidden_size, self.config.intermediate_size, self.mlp_bias, self.weights
-            queries, keys, values = self.qkv_widths()
-            parts = zip(("q_proj", "k_proj", "v_proj"), (queries, keys, values), strict=True)
-            self._shared[prefix] = (
-                self.norm(f"{prefix}.input_layernorm", 2 * D),
-                weights.stacked([(f"{prefix}.self_attn.{name}", width) for name, width in parts], 2 * D),
-                weights.linear(f"{prefix}.self_attn.o_proj", D, queries),
-                self.norm(f"{prefix}.pre_ff_layernorm"),
-                weights.linear(f"{prefix}.feed_forward.gate_up_proj", 2 * F, D, bias=bias),
-                weights.linear(f"{prefix}.feed_forward.down_proj", D, F, bias=bias),
-            )
-        return self._shared[prefix]
-
     def adapter(self, name: str, k: int, n: int) -> tuple[LinearLayer, LinearLayer]:
         """Return the low-rank layers ``name`` with K inputs and N outputs."""
         return self.weights.linear(f"{name}.0", self.rank, k), self.weights.linear(f"{name}.1", n, self.rank)
 
     def rotary(self, layer: int) -> RotaryTables | None:
         """Return rotary tables if config.json says ``use_mem_rope``."""
-        return super().rotary(layer) if self.config.raw.get("use_mem_rope") else None
+        return DecoderBuilder.rotary(self, layer) if self.config.raw.get("use_mem_rope") else None
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

@@ -341,3 +341,14 @@ def test_mimos_file_is_read_as_its_authors_class_computes_it() -> None:
     assert model.rope["rope_theta"] == 640000 and model.layer_kinds == ("full_attention",) * 2
     with pytest.raises(AiakqError, match="attention_bias = False"):
         ModelConfig.from_hf({**raw, "attention_bias": False})
+
+
+def test_layers_of_mimo_v2_flash_with_a_window_have_twice_the_key_heads() -> None:
+    raw = {"architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "num_hidden_layers": 7}
+    raw |= {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 24, "vocab_size": 320}
+    model = ModelConfig.from_hf(raw)
+    assert [layer for layer, kind in enumerate(model.layer_kinds) if kind == "full_attention"] == [0, 5]
+    assert model.layer_heads == dict.fromkeys((1, 2, 3, 4, 6), (24, 4)) and model.sliding_windows[1] == 129
+    for changes in ({"num_key_value_heads": 8}, {"rope_theta": 5e6}, {"add_full_attention_sink_bias": True}):
+        with pytest.raises(AiakqError):
+            ModelConfig.from_hf({**raw, **changes})

@@ -29,6 +29,7 @@ OTHERS = {
     "codegen",
     "gpt_neo",
     "xglm",
+    "zamba",
 }
 
 

@@ -1,4 +1,4 @@
-"""Zamba 2: weights that layers share, what is refused by name, and rounding at load."""
+"""Zamba and Zamba 2: weights that layers share, what is refused by name, and rounding at load."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from aiakq.runtime.config.model import ModelConfig
 from aiakq.runtime.layers.shared_block import SharedBlockMixer
 from aiakq.runtime.loader.required import adaptable_modules
 from aiakq.runtime.loader.weights import CheckpointWeights
+from aiakq.runtime.models import zamba
 from aiakq.runtime.models.stage import Stage
 from aiakq.runtime.models.zamba2 import build
 
@@ -100,3 +101,29 @@ def test_files_may_name_the_kinds_of_layers_as_their_authors_do(
     config = json.loads((folder / "config.json").read_text())
     config["layers_block_type"] = [kind.replace("linear_attention", "mamba") for kind in config["layers_block_type"]]
     assert ModelConfig.from_hf(config).layer_kinds == config_of(folder).layer_kinds
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attention_hidden_size": 128}, "attention_hidden_size is 128"),
+        ({"hidden_mamba_act": "gelu"}, "hidden_mamba_act"),
+        ({"n_mamba_heads": 3}, "n_mamba_heads"),
+        ({"attn_layer_period": 0}, "attn_layer_period"),
+    ],
+)
+def test_what_zamba_does_not_compute_is_refused_by_name(
+    changes: dict[str, Any], reason: str, tiny_model: Callable[..., Path]
+) -> None:
+    folder = tiny_model("ZambaForCausalLM")
+    weights = CheckpointWeights(Checkpoint.open(folder), Ops(torch.device("cpu"), torch.float32))
+    with pytest.raises(AiakqError, match=reason):
+        zamba.build(config_of(folder, **changes), weights)
+
+
+def test_a_file_of_zamba_without_a_list_has_its_pattern(tiny_model: Callable[..., Path]) -> None:
+    folder = tiny_model("ZambaForCausalLM")
+    listed = config_of(folder)
+    assert config_of(folder, layers_block_type=None).layer_kinds == listed.layer_kinds
+    assert [layer for layer, kind in enumerate(listed.layer_kinds) if kind == "hybrid"] == [2, 4]
+    LLM(str(folder), dtype="float32", max_model_len=64, quantization="int8")
