@@ -175,10 +175,11 @@ def media_limits(given: Mapping[str, object]) -> dict[MediaKind, int]:
 
 def _check_effects(args: EngineArguments, kinds: Collection[MediaKind]) -> None:
     """Raise ``bad_option`` for arguments of media that have no effect on a model, which reads ``kinds``."""
-    for option, value, read in (
-        ("--mm-processor-kwargs", args.mm_processor_kwargs, ("image", "video")),
-        ("--media-io-kwargs", args.media_io_kwargs, ("video",)),
-    ):
+    options: Mapping[str, tuple[object, tuple[MediaKind, ...]]] = {
+        "--mm-processor-kwargs": (args.mm_processor_kwargs, ("image", "video")),
+        "--media-io-kwargs": (args.media_io_kwargs, ("video",)),
+    }
+    for option, (value, read) in options.items():
         if value and (args.language_model_only or not set(read) & set(kinds)):
             expected = f"nothing for a model that reads no {' or '.join(PLURALS[kind] for kind in read)}"
             raise error("bad_option", option=option, value=value, expected=expected, hint="Leave it out.")

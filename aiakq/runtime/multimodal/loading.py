@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiakq.errors import AiakqError, error
 from aiakq.runtime.config.video_reading import VideoReading
+from aiakq.runtime.multimodal.preprocessor import MediaInput as MediaInput
 from aiakq.runtime.multimodal.preprocessor import PromptMedia
 from aiakq.runtime.protocol.media import MediaSettings
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from aiakq.runtime.text.tokenizer import Tokenizer
 
 
+#: Largest value that an encoder reads: a hundred times those of pixels that are not rescaled.
+_MAX_VALUE = 1e5
+
+
 class MediaInput(NamedTuple):
     """An image, video or audio of a prompt.
 
@@ -113,7 +117,7 @@ class PromptMedia:
             ids += token_ids[begin:at]
             begin, (kind, value, param) = at + 1, waiting[token].popleft()
             preprocessor = self._preprocessors[kind]
-            processed = _finite(preprocessor.processed(value, param), param)
+            processed = _checked(preprocessor.processed(value, param), param)
             text = processed.text
             if preprocessor.begins_alone and ids and not self._newlines.ends_word(ids[-1]):
                 raise refused(param, f"text before a {kind} has to end with a line end or a special token")
@@ -160,13 +164,15 @@ class PromptMedia:
         return "\n" * before + text + "\n" * after, begin
 
 
-def _finite(processed: Processed, param: str) -> Processed:
-    """Return ``processed``. Raises ``media_refused`` for values that are not finite, which arguments of the processor
-    may have caused.
+def _checked(processed: Processed, param: str) -> Processed:
+    """Return ``processed``. Raises ``media_refused`` for values that are not finite, or so large that those of the
+    encoder may not be, which arguments of the processor may cause.
     """
     for tensor in processed.tensors.values():
-        if tensor.dtype == "float32" and not np.isfinite(np.frombuffer(tensor.data, "<f4")).all():
-            raise refused(param, "what is computed of it is not finite")
+        if tensor.dtype == "float32" and tensor.data:
+            values = np.frombuffer(tensor.data, "<f4")
+            if not (-_MAX_VALUE <= values.min() and values.max() <= _MAX_VALUE):
+                raise refused(param, f"its values for the encoder are not within {_MAX_VALUE:g} of 0")
     return processed
 
 

@@ -211,7 +211,7 @@ def video_of(value: object, param: str) -> Video:
     return _with_metadata(video, metadata, param) if metadata else video
 
 
-def _with_metadata(video: Video, metadata: Mapping[str, object], param: str) -> Video:
+def _with_metadata(video: Video, metadata: Mapping[str, Any], param: str) -> Video:
     """Return a video with what vLLM's metadata say. Raises ``media_refused`` for values that contradict its frames."""
     for name in metadata:
         if name not in _METADATA:

@@ -31,8 +31,7 @@ import msgspec
 
 from aiakq.errors import AiakqError, error, first_line
 from aiakq.runtime.multimodal.audio_files import decode_audio
-from aiakq.runtime.multimodal.loading import MediaPreprocessors
-from aiakq.runtime.multimodal.preprocessor import MediaInput
+from aiakq.runtime.multimodal.loading import MediaInput, MediaPreprocessors
 from aiakq.runtime.multimodal.spectrogram import RATE, Spectrogram
 from aiakq.runtime.structured.compiled import MAX_GRAMMAR_HELD
 from aiakq.runtime.structured.compiler import GrammarCompiler

@@ -12,7 +12,19 @@ from typing import Any
 
 from hostile_cases.media import HARMLESS, QUICK, chunk, damaged_images, host, odd_file, part_of, picture
 from hostile_cases.media_bodies import changed
-from hostile_cases.requests import CHAT, COUNT_TOKENS, MESSAGES, RESPONSES, Case, Draw, Expected, cut, junk, post
+from hostile_cases.requests import (
+    CHAT,
+    COUNT_TOKENS,
+    MESSAGES,
+    RESPONSES,
+    TOKENIZE,
+    Case,
+    Draw,
+    Expected,
+    cut,
+    junk,
+    post,
+)
 
 _KINDS = ("GIF", "PNG", "WEBP")
 
@@ -189,6 +201,59 @@ def film_hosts(draw: Draw) -> Case:
     return asked(draw, [video_url(f"http://{host[0]}/{path}")], f"/{path}", QUICK[path])
 
 
+def hostile_settings(draw: Draw) -> Case:
+    """Arguments of the processors, and of reading, of wrong types, names, and sizes."""
+    number = draw.choice(
+        [0, -1, 1, 2, 64, 1e-300, 1e300, 2**31, 10**18, 10**400, True, None, "2", [], {}, [1], "\0", 0.5]
+    )
+    size = {
+        "shortest_edge": draw.choice([0, -5, 1, 64, 10**12]),
+        "longest_edge": draw.choice([0, 1, 1024, 10**9, 10**18]),
+    }
+    names = [
+        "size",
+        "fps",
+        "num_frames",
+        "min_frames",
+        "max_frames",
+        "min_pixels",
+        "max_pixels",
+        "resample",
+        "image_std",
+    ]
+    names += [
+        "do_resize",
+        "do_rescale",
+        "rescale_factor",
+        "do_normalize",
+        "image_mean",
+        "max_video_tokens",
+        "crop_size",
+    ]
+    names += ["patch_size", "return_tensors", "device", "images", "__class__", "do_sample_frames", "disable_grouping"]
+    kinds: dict[str, Callable[[], dict[str, Any]]] = {
+        "one": lambda: {"mm_processor_kwargs": {draw.choice(names): number}},
+        "several": lambda: {"mm_processor_kwargs": {draw.choice(names): number for _ in range(4)}},
+        "size": lambda: {"mm_processor_kwargs": {"size": size}},
+        "pixels": lambda: {"mm_processor_kwargs": {"min_pixels": draw.choice([1, 10**6, 10**9, 10**15])}},
+        "colors": lambda: {"mm_processor_kwargs": {"image_std": [draw.choice([0.0, 1e-40, 1e-300, 1e38, -1.0])] * 3}},
+        "scale": lambda: {"mm_processor_kwargs": {"rescale_factor": draw.choice([1e-300, 1e30, 1e300, 5])}},
+        "reading": lambda: {"media_io_kwargs": {"video": {draw.choice(["num_frames", "fps", "codec"]): number}}},
+        "wrong": lambda: {draw.choice(["mm_processor_kwargs", "media_io_kwargs"]): number},
+        "another kind": lambda: {"media_io_kwargs": {draw.choice(["image", "audio", "", "\0"]): {"fps": 1}}},
+        "long": lambda: {"mm_processor_kwargs": {"x" * draw.choice([100, 100_000]): 1}},
+        "many": lambda: {"mm_processor_kwargs": {str(number): number for number in range(3000)}},
+    }
+    kind = draw.choice(list(kinds))
+    medium = draw.choice([video_url(data_of(animation("GIF"))), part_of(data_of(picture("PNG"), kind="image/png"))])
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a\n"}, medium]}]
+    path = draw.choice([CHAT, CHAT, CHAT, TOKENIZE, RESPONSES, MESSAGES])
+    fields: dict[str, Any] = {"input": messages} if path == RESPONSES else {"messages": messages}
+    fields |= {"max_tokens": 1} if path in (CHAT, MESSAGES) else {}
+    body = json.dumps(fields | kinds[kind]()).encode()
+    return Case(f"{kind} {path}", cut(draw, post(path, body)), (HARMLESS,), closed=False)
+
+
 FILMS: dict[Callable[[Draw], Case], float] = {
     odd_animations: 14,
     damaged_animations: 28,
@@ -198,5 +263,6 @@ FILMS: dict[Callable[[Draw], Case], float] = {
     wrong_film_bodies: 12,
     several_films: 8,
     film_hosts: 6,
+    hostile_settings: 10,
     damaged_images: 6,
 }
