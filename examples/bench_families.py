@@ -1,6 +1,6 @@
 """Measure shapes of newer families on the CPU beside other engines, and write a section of docs/performance.md.
 
-    python examples/bench_families.py [--only WORDS] [--rounds N] [--install]
+    python examples/bench_families.py [--only WORDS] [--rounds N] [--section NAME] [--install]
 
 Every engine that is installed runs in a process of its own, one after the other, in rounds of alternating order, on the
 same folder of about a billion random parameters in bfloat16 (examples/cpu_peers/family_shapes.py).
@@ -34,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="'SHAPE TOOL' that match this regular expression")
     parser.add_argument("--rounds", type=int, default=1, help="processes per engine and shape")
+    parser.add_argument("--section", default="families", help="section of the page, one for each kind of machine")
     parser.add_argument("--install", action="store_true", help="install vLLM and build llama.cpp")
     args = parser.parse_args()
     os.chdir(ROOT)
@@ -57,7 +58,7 @@ def main() -> None:
         for tool in TOOLS:
             samples = bench_cpu.samples_of(slug(shape, tool), disturbed=True)
             found[shape, tool] = reasons.get(tool) or samples["samples"] or samples["why_none"]
-    sections.put(ROOT / "docs" / "performance.md", "families", page(found))
+    sections.put(ROOT / "docs" / "performance.md", args.section, page(found))
 
 
 def slug(shape: str, tool: str) -> str:
@@ -107,21 +108,23 @@ def gguf(shape: str, model: Path, install: bool) -> dict[str, Any] | str:
 
 
 def page(found: dict[tuple[str, str], list[dict[str, Any]] | str]) -> str:
-    """The section of docs/performance.md."""
+    """The section of docs/performance.md, with the shapes of which anything was measured."""
+    machine = bench_cpu.machine()
     intro = (
-        f"Written by `python examples/bench_families.py` at {bench_cpu.commit()} on {bench_cpu.machine()['cpu']}, "
-        f"{bench_cpu.threads()} threads: tokens per second, medians, bfloat16 weights of random numbers in each shape. "
-        "In brackets: how many times the best of the others."
+        f"Written by `python examples/bench_families.py` at {bench_cpu.commit()} on {machine['cpu']} "
+        f"({', '.join(machine['flags'])}), {machine['threads']} threads: tokens per second, medians, "
+        "bfloat16 weights of random numbers in each shape. In brackets: how many times the best of the others."
     )
     lines = [
-        "## Other architectures",
+        f"## Other architectures, with {machine['flags'][-1]}",
         "",
         textwrap.fill(intro, 130),
         "",
         f"| shape | engine | {' | '.join(CELLS.values())} |",
         f"|---|---|{'---|' * len(CELLS)}",
     ]
-    for shape in family_shapes.SHAPES:
+    measured = {shape for (shape, _), samples in found.items() if not isinstance(samples, str)}
+    for shape in filter(measured.__contains__, family_shapes.SHAPES):
         speeds = {
             tool: {cell: statistics.median([x for sample in samples for x in sample["cells"][cell]]) for cell in CELLS}
             for tool in TOOLS

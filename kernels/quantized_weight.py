@@ -98,7 +98,7 @@ class QWeight:
 
     @property
     def unpacked(self) -> QWeight:
-        """The weight with all of its tensors: see BlockWeight."""
+        """The weight with all of its tensors: see BlockWeight and WordWeight."""
         return self
 
     def with_bias(self, bias: Tensor | None) -> QWeight:

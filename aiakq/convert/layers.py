@@ -69,6 +69,7 @@ class ToFormat:
             tensors["bias"] = weight.bias
         back = module.read(tensors, spec, name)
         assert isinstance(back, QWeight), "what formats write is read as codes"
+        back = back.unpacked
         found = error_of(back, weight)
         same = found.is_zero and _computes_alike(back, weight)
         if not change and not same:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aiakq.formats import auto_awq
-from aiakq.formats.checks import check_scales, derive_group_size, finite, mismatch, need, read_bias, shaped
+from aiakq.formats.checks import derive_group_size, finite, mismatch, need, read_bias, shaped, with_live_scales
 from aiakq.formats.compatibility import EXPERTS_NOT_FOUND, Readers
 from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, stored_size
 from aiakq.kernels.packing import pack
@@ -110,8 +110,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     elif not spec.symmetric:
         raise mismatch(name, "qzeros is missing")
     codes, scales = _unpack(qweight), scales.T.contiguous()
-    check_scales(scales, codes, zeros, group_size, 4, "scales", name)
-    return QWeight(
+    weight = QWeight(
         scheme="w4a16",
         codes=codes,
         scales=scales,
@@ -119,6 +118,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
         bias=read_bias(tensors, n, name),
         group_size=group_size,
     )
+    return with_live_scales(weight, "scales", name)
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from aiakq.formats import auto_awq
 from aiakq.formats.awq_gemv import padded_words
-from aiakq.formats.checks import check_scales, finite, mismatch, need, read_bias, shaped
+from aiakq.formats.checks import finite, mismatch, need, read_bias, shaped, with_live_scales
 from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, stored_size
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
@@ -118,8 +118,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     zeros: Tensor | None = _zeros(product, scale, codes[:, ::group_size], suffix, name)
     if zeros is not None and bool((zeros == 8).all()):
         zeros = None
-    check_scales(scale, codes, zeros, group_size, 4, "scales", name)
-    return QWeight(
+    weight = QWeight(
         scheme="w4a16",
         codes=codes,
         scales=scale,
@@ -127,6 +126,7 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
         bias=read_bias(tensors, n, name),
         group_size=group_size,
     )
+    return with_live_scales(weight, "scales", name)
 
 
 def _zeros(product: Tensor, scale: Tensor, first: Tensor, suffix: str, name: str) -> Tensor:

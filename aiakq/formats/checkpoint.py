@@ -401,7 +401,7 @@ class Checkpoint:
     def read_linear(self, prefix: str, *, packed: bool = False) -> QWeight | formats.DecodedWeight:
         """Read one packed linear with N outputs and K inputs, with its bias [N] if it has one.
 
-        packed  whether it may be a BlockWeight, of which nothing is read yet.
+        packed  whether it may be a BlockWeight, of which nothing is read yet, or a WordWeight.
 
         Raises ``tensor_mismatch`` and ``not_finite``, which name the tensor.
         """
@@ -418,7 +418,7 @@ class Checkpoint:
             if problem.id == "tensor_mismatch":
                 raise error("tensor_mismatch", **{**problem.fields, "path": str(self.path)}) from None
             raise
-        return weight
+        return weight.unpacked if isinstance(weight, QWeight) and not packed else weight
 
     def close(self) -> None:
         """Close the files; tensors that were read remain valid."""

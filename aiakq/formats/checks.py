@@ -10,6 +10,7 @@ from torch import Tensor
 from aiakq.errors import AiakqError, error
 from aiakq.formats.config_values import unsupported
 from aiakq.formats.unread_formats import ACTIVATION_FACTORS
+from aiakq.kernels.types import QWeight
 
 
 def mismatch(name: str, reason: str) -> AiakqError:
@@ -62,22 +63,18 @@ def positive_number(tensors: Mapping[str, Tensor], suffix: str, name: str) -> Te
     return number
 
 
-def check_scales(
-    scales: Tensor, codes: Tensor, zeros: Tensor | None, group_size: int, bits: int, suffix: str, name: str
-) -> None:
-    """Reject a scale of 0 unless all weights of its group are 0, as some tools write for dead inputs.
+def with_live_scales(weight: QWeight, suffix: str, name: str) -> QWeight:
+    """Return ``weight``, whose codes are integers, after rejecting a scale of 0 unless all weights of its group are 0,
+    as some tools write for dead inputs.
 
-    scales [N, ng] float, codes [N, K] uint8, zeros [N, ng] or None, as in QWeight. Any other scale of 0 underflowed its
-    dtype, and the weights are lost. Raises ``tensor_mismatch``.
+    Any other scale of 0 underflowed its dtype, and the weights are lost. Raises ``tensor_mismatch``.
     """
-    dead = scales == 0
-    if not bool(dead.any()):
-        return
-    for output, group in dead.nonzero().tolist():
-        zero = 2 ** (bits - 1) if zeros is None else zeros[output, group]
-        inside = codes[output, group * group_size : (group + 1) * group_size]
-        if bool((inside != zero).any()):
+    size, half = weight.group_size, 2 ** (weight.bits - 1)
+    for output, group in (weight.scales == 0).nonzero().tolist():
+        zero = half if weight.zeros is None else weight.zeros[output, group]
+        if bool((weight.codes[output, group * size : (group + 1) * size] != zero).any()):
             raise mismatch(name, f"{suffix} is 0 for output {output}, group {group}, whose codes are not")
+    return weight
 
 
 def read_bias(tensors: Mapping[str, Tensor], n: int, name: str) -> Tensor | None:

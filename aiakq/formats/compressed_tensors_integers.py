@@ -16,7 +16,6 @@ from torch import Tensor
 from aiakq.errors import error
 from aiakq.formats.bit_stream import unpack_stream
 from aiakq.formats.checks import (
-    check_scales,
     derive_group_size,
     finite,
     mismatch,
@@ -25,10 +24,12 @@ from aiakq.formats.checks import (
     positive_number,
     read_bias,
     shaped,
+    with_live_scales,
 )
 from aiakq.formats.input_rounding import rounding_of
 from aiakq.kernels.packing import SUPPORTED_BITS, unpack, words_for
 from aiakq.kernels.types import SCHEME_BITS, InputRounding, QWeight
+from aiakq.kernels.word_weight import WORD_BITS, WordWeight
 from aiakq.spec import QuantSpec
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -54,12 +55,9 @@ def read_packed(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QW
     scales = _rows(scales, n, name)
     groups = scales.shape[1]
     group_size = derive_group_size(k, groups, spec.group_size, "weight_scale", name)
-    codes = _unpack(packed, bits, k)
     perm = None
     if "weight_g_idx" in tensors:
         perm = order_from_groups(tensors["weight_g_idx"], k, groups, group_size, "weight_g_idx", name)
-        if perm is not None:
-            codes = codes[:, perm].contiguous()
     zeros = None
     if "weight_zero_point" in tensors:
         point = tensors["weight_zero_point"]
@@ -68,20 +66,17 @@ def read_packed(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QW
         zeros = _read_zeros(need(tensors, "weight_zero_point", name, 2, torch.int32, torch.int8), n, groups, bits, name)
     elif not spec.symmetric:
         raise mismatch(name, "weight_zero_point is missing")
-    check_scales(scales, codes, zeros, group_size, bits, "weight_scale", name)
-    weight = QWeight(
-        scheme=f"w{8 if bits == 7 else bits}a16",
-        codes=codes,
-        scales=scales,
-        # Codes of 7 bits are held in 8.
-        zeros=torch.full_like(codes[:, :1], 64).expand(n, groups).contiguous()
-        if bits == 7 and zeros is None
-        else zeros,
-        perm=perm,
-        bias=read_bias(tensors, n, name),
-        group_size=group_size,
-    )
-    return _with_inputs(weight, tensors, spec, name)
+    if bits == 7 and zeros is None:  # codes of 7 bits are held in 8
+        zeros = torch.full((n, groups), 64, dtype=torch.uint8)
+    bias = read_bias(tensors, n, name)
+    weight: QWeight
+    if bits in WORD_BITS and packed.shape[1] == words_for(k, bits) and perm is None and not spec.activation_bits:
+        weight = WordWeight(packed, bits, k, scales, zeros, bias, group_size)
+    else:
+        codes = _unpack(packed, bits, k)
+        codes = codes if perm is None else codes[:, perm].contiguous()
+        weight = QWeight(f"w{8 if bits == 7 else bits}a16", codes, scales, zeros, perm, bias, group_size)
+    return _with_inputs(with_live_scales(weight, "weight_scale", name), tensors, spec, name)
 
 
 def _with_inputs(weight: QWeight, tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
@@ -175,7 +170,6 @@ def read_int8(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWei
         point = point.unsqueeze(1) if point.shape == (n,) else point
         zeros = _read_zeros(point, n, groups, bits, name)
     codes = (weight.to(torch.int16) + half).to(torch.uint8)
-    check_scales(scales, codes, zeros, group_size, bits, "weight_scale", name)
     read = QWeight(
         scheme=f"w{bits}a16",
         codes=codes,
@@ -184,4 +178,4 @@ def read_int8(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWei
         bias=read_bias(tensors, n, name),
         group_size=group_size,
     )
-    return _with_inputs(read, tensors, spec, name)
+    return _with_inputs(with_live_scales(read, "weight_scale", name), tensors, spec, name)

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from aiakq.errors import error
 from aiakq.formats.checks import (
-    check_scales,
     derive_group_size,
     finite,
     mismatch,
@@ -31,6 +30,7 @@ from aiakq.formats.checks import (
     order_from_groups,
     read_bias,
     shaped,
+    with_live_scales,
 )
 from aiakq.formats.compatibility import EXPERTS_NOT_FOUND, Readers, experts_note
 from aiakq.formats.config_keys import layer_override
@@ -47,6 +47,7 @@ from aiakq.formats.config_values import (
 from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, present, stored_size
 from aiakq.kernels.packing import SUPPORTED_BITS, pack, unpack
 from aiakq.kernels.types import QWeight
+from aiakq.kernels.word_weight import WORD_BITS, WordWeight
 from aiakq.patterns import glob_to_regex, is_plain
 from aiakq.spec import LayerSpec, QuantSpec
 
@@ -288,7 +289,8 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     tensors  suffix -> tensor, with the shapes and dtypes in the module's docstring; not modified.
     name     of the linear, for messages.
 
-    Returns codes [N, K] uint8, scales [N, ng] in the stored dtype, zeros [N, ng] uint8 or None, perm [K] int64 or None.
+    Returns codes [N, K] uint8, scales [N, ng] in the stored dtype, zeros [N, ng] uint8 or None, perm [K] int64 or None;
+    a WordWeight without perm, if no code straddles words.
     Raises ``tensor_mismatch`` and ``not_finite``.
     """
     qweight = need(tensors, "qweight", name, 2, torch.int32)
@@ -309,27 +311,21 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     group_size = derive_group_size(k, groups, spec.group_size, "scales", name)
     finite(scales, "scales", name)
 
-    codes = unpack(qweight.T, bits)
     perm = None
     if g_idx is not None:
         if g_idx.dtype not in (torch.int32, torch.int64):
             raise mismatch(name, f"g_idx is {g_idx.dtype}, not int32")
         perm = order_from_groups(g_idx, k, groups, group_size, "g_idx", name)
-        if perm is not None:
-            codes = codes[:, perm].contiguous()
-    zeros = _read_zeros(qzeros, bits, spec)
-    scales = scales.T.contiguous()
-    check_scales(scales, codes, zeros, group_size, bits, "scales", name)
-    return QWeight(
-        scheme=f"w{bits}a16",
-        codes=codes,
-        scales=scales,
-        zeros=zeros,
-        perm=perm,
-        bias=read_bias(tensors, n, name),
-        group_size=group_size,
-        rotated=spec.rotates(name),
-    )
+    zeros, bias = _read_zeros(qzeros, bits, spec), read_bias(tensors, n, name)
+    scales, rotated = scales.T.contiguous(), spec.rotates(name)
+    weight: QWeight
+    if bits in WORD_BITS and perm is None and not rotated:
+        weight = WordWeight(qweight.T, bits, k, scales, zeros, bias, group_size)
+    else:
+        codes = unpack(qweight.T, bits)
+        codes = codes if perm is None else codes[:, perm].contiguous()
+        weight = QWeight(f"w{bits}a16", codes, scales, zeros, perm, bias, group_size, rotated=rotated)
+    return with_live_scales(weight, "scales", name)
 
 
 def _read_zeros(qzeros: Tensor, bits: int, spec: QuantSpec) -> Tensor | None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from aiakq.formats.bit_stream import unpack_stream
-from aiakq.formats.checks import check_scales, finite, mismatch, need, read_bias
+from aiakq.formats.checks import finite, mismatch, need, read_bias, with_live_scales
 from aiakq.formats.compatibility import Readers
 from aiakq.formats.config_keys import APPLIED, check_keys
 from aiakq.formats.config_values import (
@@ -173,5 +173,6 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     codes = natural_codes(words, code_order())
     # The kernel has one scale per output where a group is all of the inputs.
     scales = natural_scales(finite(stored, of_scales, name), grouped=groups > 1)
-    check_scales(scales, codes, None, k // groups, 4, of_scales, name)
-    return QWeight(scheme="w4a16", codes=codes, scales=scales, bias=read_bias(tensors, n, name), group_size=k // groups)
+    bias = read_bias(tensors, n, name)
+    weight = QWeight(scheme="w4a16", codes=codes, scales=scales, bias=bias, group_size=k // groups)
+    return with_live_scales(weight, of_scales, name)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from aiakq.formats.checks import check_scales, finite, mismatch, need, positive_number, read_bias, shaped
+from aiakq.formats.checks import finite, mismatch, need, positive_number, read_bias, shaped, with_live_scales
 from aiakq.formats.headers import Dimensions, Headers, Shapes, matrix
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
@@ -64,9 +64,10 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str) -> QWeight:
         raise mismatch(name, f"weight_scale has shape {list(scales.shape)}, for {n} x {k} weights")
     codes = torch.stack([packed & 15, packed >> 4], dim=1).flatten(0, 1) ^ 8
     bias = read_bias(tensors, n, name)
-    check_scales(scales, codes, None, k // groups, 4, "weight_scale", name)
+    weight = QWeight("w4a16", codes, scales.contiguous(), bias=bias, group_size=k // groups)
+    with_live_scales(weight, "weight_scale", name)
     if spec.float8 is None:
-        return QWeight("w4a16", codes, scales.contiguous(), bias=bias, group_size=k // groups)
+        return weight
     unit = positive_number(tensors, "weight_scale_2", name)
     values = (codes.to(torch.float32) - 8) * scales.to(torch.float32).repeat_interleave(k // groups, dim=1)
     rounded = (values / unit).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from aiakq.formats.checks import check_scales, finite, mismatch, need, read_bias, shaped
+from aiakq.formats.checks import finite, mismatch, need, read_bias, shaped, with_live_scales
 from aiakq.formats.compatibility import Readers
 from aiakq.formats.config_keys import APPLIED, check_keys
 from aiakq.formats.config_values import first_of, read_flag, read_group_size, read_integer, read_names, unsupported
@@ -140,5 +140,5 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     else:
         values = values * 16
     codes8 = (values + 128).to(torch.uint8)
-    check_scales(scales, codes8, None, k, 8, "s_channel", name)
-    return QWeight(scheme="w8a8", codes=codes8, scales=scales, bias=read_bias(tensors, n, name), group_size=k)
+    weight = QWeight(scheme="w8a8", codes=codes8, scales=scales, bias=read_bias(tensors, n, name), group_size=k)
+    return with_live_scales(weight, "s_channel", name)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from aiakq.formats import float8, torchao_metadata
-from aiakq.formats.checks import check_scales, finite, mismatch, need, read_bias, shaped
+from aiakq.formats.checks import finite, mismatch, need, read_bias, shaped, with_live_scales
 from aiakq.formats.compatibility import Readers
 from aiakq.formats.config_values import unsupported
 from aiakq.formats.decoded_weight import DecodedWeight
@@ -176,7 +176,6 @@ def _read_integers(
     spread = spread.to(torch.uint8) if bool((spread == spread.round()).all() and (spread >= 0).all()) else spread
     scales = scales.expand(n, shape[1]).contiguous()
     points = None if bool((zeros == 0).all()) else spread.contiguous()
-    check_scales(scales, unsigned, points, group, bits, SCALE, name)
     # Whole rows of an Int8Tensor are scaled after they were multiplied.
     whole = stored.kind == INT8 and group == k
     if whole and points is not None:
@@ -190,6 +189,7 @@ def _read_integers(
         group_size=group,
         rounded=None if whole else _rounded(stored),
     )
+    with_live_scales(weight, SCALE, name)
     return _with_inputs(weight, tensors, stored, spec, name) if spec.activation_bits else weight
 
 

@@ -91,7 +91,7 @@ def decode(name: str, spec: QuantSpec, written: Mapping[str, Tensor], device: to
     tensors = {suffix: written[full].to(device=device) for suffix, full in names.items()}
     weight = module.read(tensors, own, name)
     assert isinstance(weight, QWeight), "what is written is never decoded to floats"
-    return weight
+    return weight.unpacked
 
 
 def take_over(

@@ -51,6 +51,7 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "aiakq_scratch": (c_int64, c_void_p),
     "aiakq_run": (None, c_void_p, c_int64, c_int32),
     "aiakq_pack_codes": (None, c_void_p, *2 * [c_int64], *2 * [c_int32], c_void_p, c_int64, c_void_p, c_int32),
+    "aiakq_pack_words": (None, c_void_p, *4 * [c_int64], c_int32, c_void_p, c_int32),
     "aiakq_pack_blocks": (c_int32, *3 * [c_void_p], *2 * [c_int64], *2 * [c_int32], *5 * [c_void_p], c_int32),
     "aiakq_pack_floats": (None, c_void_p, *2 * [c_int64], c_int32, c_bool, c_void_p, c_int32),
 }

@@ -25,6 +25,7 @@ from aiakq.kernels.cpu.scale_steps import in_steps, narrow
 from aiakq.kernels.cpu.tiles import TILE, in_tiles
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.types import LinearInput, LinearProblem, QWeight
+from aiakq.kernels.word_weight import WordWeight
 
 BLOCK = 32
 #: Maximum number of inputs whose float products are accumulated as one group.
@@ -223,8 +224,14 @@ def _group_size(weight: QWeight, math: int) -> int:
 
 def _packed(weight: QWeight, math: int, columns: Tensor, blocks: int) -> Tensor:
     """Pack the codes into tiles; ``columns`` as from _columns."""
-    codes, size = weight.codes.contiguous(), -(-weight.n // TILE) * blocks * 2 * 64 * weight.bits
-    packed = empty_on_large_pages(size, dtype=torch.uint8)
+    packed = empty_on_large_pages(-(-weight.n // TILE) * blocks * 2 * 64 * weight.bits, dtype=torch.uint8)
+    if isinstance(weight, WordWeight) and torch.equal(columns, torch.arange(weight.k, dtype=torch.int32)):
+        words, threads = weight.words, torch.get_num_threads()
+        load_library().cdll.aiakq_pack_words(
+            words.data_ptr(), *words.stride(), weight.n, weight.k, weight.bits, packed.data_ptr(), threads
+        )
+        return packed
+    codes = weight.codes.contiguous()
     load_library().cdll.aiakq_pack_codes(
         codes.data_ptr(),
         weight.n,

@@ -285,7 +285,7 @@ class Ops(RecurrentOps, MixtureOps):
 
 
 def _reads_blocks(module: object) -> bool:
-    """Whether an implementation of linear layers takes a BlockWeight as it is."""
+    """Whether an implementation of linear layers takes a BlockWeight or WordWeight as it is."""
     return bool(getattr(module, "READS_BLOCKS", False))
 
 

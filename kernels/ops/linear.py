@@ -83,8 +83,8 @@ class RoundedInputs(LinearLayer):
 class LinearKernel(Protocol):
     """A module that implements linear layers with quantized weights.
 
-    Weights with offsets are given to it only if it sets ``HAS_OFFSETS = True``, and weights that are rows of blocks
-    (block_weight.py) are unpacked before unless it sets ``READS_BLOCKS = True``.
+    Weights with offsets are given to it only if it sets ``HAS_OFFSETS = True``, and weights in the blocks or words of a
+    file (block_weight.py, word_weight.py) are unpacked before unless it sets ``READS_BLOCKS = True``.
     """
 
     def prepare(self, weight: QWeight, problem: LinearProblem) -> LinearLayer:

@@ -14,6 +14,7 @@ from aiakq.kernels.ops.embedding import EmbeddingLayer
 from aiakq.kernels.ops.linear import LinearLayer
 from aiakq.kernels.ops.parallel import GATHERED, Role
 from aiakq.kernels.types import QWeight
+from aiakq.kernels.word_weight import WordWeight
 from aiakq.runtime.layers.linear import ConcatLinear
 from aiakq.runtime.lora.layers import AdaptableLayers
 from aiakq.runtime.models.stage import Stage
@@ -151,12 +152,15 @@ def concatenate(weights: Sequence[QWeight]) -> QWeight | None:
         return first.followed_by(weights[1:])
     if not all(same_scheme(weight, first) for weight in weights):
         return None
+    if isinstance(first, WordWeight) and (whole := first.followed_by(weights[1:])) is not None:
+        return whole
+    weights = [weight.unpacked for weight in weights]
 
     def joined(name: str) -> Tensor | None:
         return None if getattr(first, name) is None else torch.cat([getattr(weight, name) for weight in weights])
 
     return replace(
-        first,
+        weights[0],
         codes=torch.cat([weight.codes for weight in weights]),
         scales=torch.cat([weight.scales for weight in weights]),
         zeros=joined("zeros"),

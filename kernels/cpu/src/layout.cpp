@@ -84,6 +84,39 @@ bool is_consecutive(const int32_t* places) {
   return places[0] >= 0;
 }
 
+// The word of a lane of a vector that holds the codes of ``word``: those of the operands of a vector are next to each
+// other in the bits of a byte, those of an operand in its bytes.
+template <int BITS> inline uint32_t lane_of(uint32_t word) {
+  if (BITS == 8) return word;
+  uint32_t lane = 0;
+  UNROLL for (int operand = 0; operand < 8 / BITS; operand++)
+    UNROLL for (int i = 0; i < 4; i++) {
+      const uint32_t code = word >> (4 * operand + i) * BITS & ((1u << BITS) - 1);
+      lane |= code << (8 * i + operand * BITS);
+    }
+  return lane;
+}
+
+template <int BITS>
+void pack_words(const uint32_t* words, int64_t stride_n, int64_t stride_w, int64_t n, int64_t k, uint8_t* tiles,
+                int32_t threads) {
+  const int64_t count = ceil_div(n, TILE), width = k * BITS / 32;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t tile = 0; tile < count; tile++) {
+    uint32_t* out = (uint32_t*)(tiles + tile * width * VECTOR_STRIDE);
+    const uint32_t* first = words + tile * TILE * stride_n;
+    const int64_t rows = min(TILE, n - tile * TILE);
+    for (int64_t w = 0; w < width; w++) {
+      uint32_t lanes[TILE] = {};
+      if (rows == TILE && stride_n == 1)
+        for (int row = 0; row < TILE; row++) lanes[row] = lane_of<BITS>(first[row + w * stride_w]);
+      else
+        for (int64_t row = 0; row < rows; row++) lanes[row] = lane_of<BITS>(first[row * stride_n + w * stride_w]);
+      memcpy(out + w * TILE, lanes, sizeof(lanes));
+    }
+  }
+}
+
 // Elements of 4 bytes [rows, K] -> [K, TILE], a few inputs at a time so that what is written stays in the cache.
 void transpose_words(const uint8_t* from, int64_t stride, int64_t rows, int64_t k, uint8_t* out) {
   for (int64_t start = 0; start < k; start += 64)
@@ -392,6 +425,17 @@ void aiakq_pack_codes(const uint8_t* codes, int64_t n, int64_t k, int32_t bits, 
           if (places[i] >= 0) put(to + place_in_vector(adjacent, lane, i % 4), bits, i / 4, from[places[i]]);
       }
     }
+  }
+}
+
+// words [N, W] int32, W = K * bits / 32, which hold the codes of an output, packed along the inputs -> the tiles of
+// aiakq_pack_codes, K being a multiple of 32 and ``bits`` 2, 4 or 8. ``stride_n`` and ``stride_w`` are strides of words.
+void aiakq_pack_words(const uint32_t* words, int64_t stride_n, int64_t stride_w, int64_t n, int64_t k, int32_t bits,
+                      uint8_t* tiles, int32_t threads) {
+  switch (bits) {
+    case 2: return pack_words<2>(words, stride_n, stride_w, n, k, tiles, threads);
+    case 4: return pack_words<4>(words, stride_n, stride_w, n, k, tiles, threads);
+    default: return pack_words<8>(words, stride_n, stride_w, n, k, tiles, threads);
   }
 }
 
