@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiakq.formats.checks import check_scales, derive_group_size, finite, mismatch, need, read_bias, shaped
+from aiakq.formats.checks import derive_group_size, finite, mismatch, need, read_bias, shaped, with_live_scales
 from aiakq.formats.headers import Dimensions, Headers, Shapes, expected_groups, matrix, present
 from aiakq.kernels.types import QWeight
 from aiakq.spec import QuantSpec
@@ -83,8 +83,9 @@ def read(tensors: Mapping[str, Tensor], spec: QuantSpec, name: str = "linear") -
     zeros = None
     if "zeros" in tensors or not spec.symmetric:
         zeros = shaped(need(tensors, "zeros", name, 2, torch.uint8), (n, groups), "zeros", name)
-    check_scales(scales, codes, zeros, group_size, spec.bits, "scales", name)
-    return QWeight(f"w{spec.bits}a16", codes, scales, zeros, bias=read_bias(tensors, n, name), group_size=group_size)
+    bias = read_bias(tensors, n, name)
+    weight = QWeight(f"w{spec.bits}a16", codes, scales, zeros, bias=bias, group_size=group_size)
+    return with_live_scales(weight, "scales", name)
 
 
 def write(weight: QWeight, spec: QuantSpec, dtype: torch.dtype) -> dict[str, Tensor]:
