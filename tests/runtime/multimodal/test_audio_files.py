@@ -57,21 +57,22 @@ def test_channels_are_averaged():
     assert np.allclose(decode_audio(encoded(np.stack([left, right], 1)), "file"), (left + right) / 2, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"no audio at all" * 20,
-        b"RIFF" + bytes(200),
-        b"\xff\xfb\x90\x00" + bytes(40),
-        encoded(sound(0.2))[:60],
-        encoded(sound(0.0)),
-        encoded(np.full(100, np.nan, np.float32)),
-        encoded(sound(0.1), 400, subtype="PCM_16"),
-        encoded(np.zeros((100, 20), np.float32)),
-        encoded(sound(0.1), format="AU", subtype="PCM_16"),
-    ],
-)
+#: Files that hold no audio, by what is wrong with them. Their bytes are no ids of tests: they contain the time.
+NO_AUDIO = {
+    "empty": b"",
+    "text": b"no audio at all" * 20,
+    "no chunks": b"RIFF" + bytes(200),
+    "no frames of MP3": b"\xff\xfb\x90\x00" + bytes(40),
+    "cut": encoded(sound(0.2))[:60],
+    "no samples": encoded(sound(0.0)),
+    "NaN": encoded(np.full(100, np.nan, np.float32)),
+    "a low rate": encoded(sound(0.1), 400, subtype="PCM_16"),
+    "many channels": encoded(np.zeros((100, 20), np.float32)),
+    "another format": encoded(sound(0.1), format="AU", subtype="PCM_16"),
+}
+
+
+@pytest.mark.parametrize("data", NO_AUDIO.values(), ids=NO_AUDIO)
 def test_what_is_no_audio_is_refused(data):
     with pytest.raises(AiakqError) as caught:
         decode_audio(data, "file")
