@@ -48,7 +48,7 @@ def test_an_architecture_with_other_state_is_refused(tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
-        "recurrent_gemma", vocab_size=64, hidden_size=32, num_hidden_layers=1, lru_width=32, num_attention_heads=1
+        "xlstm", vocab_size=64, hidden_size=32, num_hidden_layers=1, num_blocks=1, num_heads=1, pad_token_id=0
     )
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")

@@ -164,7 +164,7 @@ def test_the_same_bits_from_the_prefix_cache_and_other_images_miss_it(vision_mod
     [other] = llm.generate([{**first, "multi_modal_data": {"image": images}}], GREEDY, use_tqdm=False)
     assert other.prompt_token_ids == again.prompt_token_ids
     ids = llm.tokenizer.encode(first["prompt"])
-    _, (_, second) = llm._media.loaded().expanded(ids, [MediaInput("image", image, "") for image in images])
+    _, (_, second) = llm._media.loaded().default.expanded(ids, [MediaInput("image", image, "") for image in images])
     assert second.first - 8 < other.num_cached_tokens <= second.first
     uncached = engine(vision_model(kind), enable_prefix_caching=False)
     assert answers(llm, [{**first, "multi_modal_data": {"image": images}}]) == answers(
