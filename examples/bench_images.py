@@ -27,7 +27,7 @@ from contenders import OUT, SCRIPTS  # noqa: E402
 
 PIXELS, TEXT = 448, "Describe this picture in a few words."
 #: Longest edge to which images are enlarged -> what that means.
-SIZES = {1024: "4 tiles and the whole", 2048: "16 tiles and the whole, as published"}
+SIZES = {1024: "4 tiles and the whole"}
 TOOLS = ("aiakq", "llama.cpp")
 
 

@@ -134,7 +134,8 @@ def main() -> None:
     import gguf
 
     config = json.loads((Path(model) / "config.json").read_text())
-    conversion.get_model_class(config["architectures"][0]).set_vocab = lambda self: self._set_vocab_none()
+    writer = conversion.get_model_class(config["architectures"][0])
+    writer.set_vocab = lambda self: self._set_vocab_none()
     finish = gguf.GGUFWriter.write_header_to_file
 
     def write_header(writer: Any, **arguments: Any) -> None:
@@ -145,7 +146,8 @@ def main() -> None:
         finish(writer, **arguments)
 
     gguf.GGUFWriter.write_header_to_file = write_header
-    sys.argv[1:] = [model, "--outfile", file, "--outtype", "bf16"]
+    drafts = ["--no-mtp"] if hasattr(writer, "opt_num_mtp_layers") else []
+    sys.argv[1:] = [model, "--outfile", file, "--outtype", "bf16", *drafts]
     convert_hf_to_gguf.main()
 
 

@@ -25,7 +25,7 @@ def main() -> None:
     torch.set_num_threads(request["threads"])
     llm = LLM(
         **{"model": request["model"], "dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 1},
-        **{"max_num_batched_tokens": 2048, "num_gpu_blocks_override": 16},
+        **{"max_num_batched_tokens": 2048, "num_gpu_blocks_override": 160},
     )
     first_token = []
     for file in request["images"]:

@@ -16,7 +16,7 @@ from aiakq.runtime.config.multimodal import MultimodalConfig
 from aiakq.runtime.device_memory import is_out_of_memory
 from aiakq.runtime.hf.quiet import without_progress
 from aiakq.runtime.multimodal.audio_encoder import audio_features
-from aiakq.runtime.multimodal.encoder_files import open_encoder
+from aiakq.runtime.multimodal.encoder_files import encoder_dtype, open_encoder
 from aiakq.runtime.protocol.media import PLURALS, MediaItem, MediaKind, TensorRecord
 
 #: Modules of transformers' models that are not part of the encoder.
@@ -26,11 +26,24 @@ _LANGUAGE = ("language_model.", "text_model.", "lm_head.")
 class TransformersEncoder:
     """The tower and projector of a model of transformers."""
 
-    def __init__(self, hf: Any, kind: MediaKind, dtype: torch.dtype, device: torch.device, added_layers: int) -> None:
-        """kind, added_layers: see ``MultimodalConfig``."""
+    def __init__(
+        self,
+        hf: Any,
+        kind: MediaKind,
+        dtype: torch.dtype,
+        device: torch.device,
+        added_layers: int,
+        own_dtype: torch.dtype,
+    ) -> None:
+        """
+        dtype      of the activations.
+        own_dtype  of the modules; see ``encoder_dtype``.
+        kind, added_layers: see ``MultimodalConfig``.
+        """
         self._functions = _functions(hf, kind)
         self._width = hf.config.text_config.hidden_size
         self._dtype, self._device, self._added_layers = dtype, device, added_layers
+        self._own_dtype = own_dtype
 
     @torch.inference_mode()
     def __call__(self, item: MediaItem) -> Tensor:
@@ -52,7 +65,7 @@ class TransformersEncoder:
 
     def _tensor(self, record: TensorRecord) -> Tensor:
         tensor = torch.frombuffer(bytearray(record.data), dtype=getattr(torch, record.dtype)).reshape(record.shape)
-        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
+        return tensor.to(self._device, self._own_dtype if tensor.is_floating_point() else tensor.dtype)
 
 
 def load_encoder(config: EngineConfig) -> TransformersEncoder:
@@ -91,14 +104,15 @@ def _load_encoder(config: EngineConfig) -> TransformersEncoder:
             None,
             config=hf_config,
             state_dict=tensors,
-            dtype=device.dtype,
+            dtype=encoder_dtype(config),
             attn_implementation=_attention(multimodal),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
     _check_complete(config, info)
     hf = hf.to(device.device).eval()
-    return TransformersEncoder(hf, multimodal.kind, device.dtype, device.device, multimodal.added_layers)
+    added, own_dtype = multimodal.added_layers, encoder_dtype(config)
+    return TransformersEncoder(hf, multimodal.kind, device.dtype, device.device, added, own_dtype)
 
 
 def _attention(multimodal: MultimodalConfig) -> str:
@@ -124,11 +138,11 @@ def _without_language_model(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoder_tensors(config: EngineConfig, kept: tuple[str, ...]) -> dict[str, Tensor]:
-    """Return the tensors of the checkpoint that are not the language model's, in the activation dtype.
+    """Return the tensors of the checkpoint that are not the language model's, in the dtype of ``encoder_dtype``.
 
     kept  parts of the names of modules that transformers computes in float32 whatever the dtype.
     """
-    checkpoint, dtype = open_encoder(config), config.device.dtype
+    checkpoint, dtype = open_encoder(config), encoder_dtype(config)
     try:
         read = {name: checkpoint.checked_tensor(name) for name in checkpoint.beside_text}
         return {

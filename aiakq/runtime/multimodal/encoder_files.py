@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from aiakq.formats.checkpoint import Checkpoint
 from aiakq.runtime.protocol.media import PLURALS
 
@@ -43,10 +45,23 @@ def encoder_refusal(config: EngineConfig) -> str:
         checkpoint.close()
 
 
+def encoder_dtype(config: EngineConfig) -> torch.dtype:
+    """Return the dtype in which the encoder computes: that of the activations, or float32 on a CPU without instructions
+    for it, with which torch's products take several times as long.
+    """
+    dtype = config.device.dtype
+    if config.device.device.type != "cpu" or dtype == torch.float32:
+        return dtype
+    name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}[dtype]
+    is_fast = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, name)()
+    return dtype if is_fast else torch.float32
+
+
 def encoder_bytes(config: EngineConfig) -> int:
-    """Return the bytes of the encoder in the activation dtype."""
+    """Return the bytes of the encoder in the dtype in which it computes."""
     assert config.multimodal is not None
-    return bytes_beside_text(config, config.multimodal.raw)
+    factor = encoder_dtype(config).itemsize // config.device.dtype.itemsize
+    return bytes_beside_text(config, config.multimodal.raw) * factor
 
 
 def bytes_beside_text(config: EngineConfig, raw: Mapping[str, Any]) -> int:

@@ -249,8 +249,9 @@ def test_the_start_up_table_says_that_audio_is_read(hearing_model):
     assert facts["model part"] == "text and audios: 39 tensors of audio_tower, multi_modal_projector encode audios"
 
 
-def test_positions_of_voxtral_are_added_in_float32(hearing_model):
+def test_positions_of_voxtral_are_added_in_float32(hearing_model, monkeypatch):
     """As its authors do, whatever the dtype."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     llm = engine(hearing_model("voxtral"), dtype="bfloat16")
     [part] = [part for part in llm.engine.executor.runner.parts if isinstance(part, MediaEncoding)]
     tower = inspect.getclosurevars(part._encoder._functions["audio"][0]).nonlocals["hf"].model.audio_tower
