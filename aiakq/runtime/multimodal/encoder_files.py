@@ -52,9 +52,13 @@ def encoder_dtype(config: EngineConfig) -> torch.dtype:
     dtype = config.device.dtype
     if config.device.device.type != "cpu" or dtype == torch.float32:
         return dtype
+    return dtype if _multiplies(dtype) else torch.float32
+
+
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Whether torch multiplies numbers of a 16-bit dtype with instructions of this CPU."""
     name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}[dtype]
-    is_fast = torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, name)()
-    return dtype if is_fast else torch.float32
+    return torch.backends.mkldnn.is_available() and bool(getattr(torch.ops.mkldnn, name)())
 
 
 def encoder_bytes(config: EngineConfig) -> int:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from aiakq import LLM, SamplingParams
 from aiakq.errors import AiakqError
+from aiakq.runtime.multimodal import encoder_files
 from aiakq.runtime.multimodal.encoding import MediaEncoding
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
@@ -251,7 +252,7 @@ def test_the_start_up_table_says_that_audio_is_read(hearing_model):
 
 def test_positions_of_voxtral_are_added_in_float32(hearing_model, monkeypatch):
     """As its authors do, whatever the dtype."""
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(encoder_files, "_multiplies", lambda dtype: True)
     llm = engine(hearing_model("voxtral"), dtype="bfloat16")
     [part] = [part for part in llm.engine.executor.runner.parts if isinstance(part, MediaEncoding)]
     tower = inspect.getclosurevars(part._encoder._functions["audio"][0]).nonlocals["hf"].model.audio_tower
